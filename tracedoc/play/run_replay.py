@@ -14,7 +14,7 @@ from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import RankProgram
-from tracedoc.step.rank_digest import RankDigest
+from tracedoc.step.rank_digest import LOSING, RankDigest
 
 UNSURE, WRONG = 0.02, 0.05
 """A replay that misses the measured step by more than these shares is of low confidence, or none."""
@@ -30,9 +30,6 @@ SURE_ERROR, UNEXPLAINED_SURE = 0.01, 0.02
 """Below these, and with all ranks, confidence is high."""
 
 SHARED_CORES = "processes and loader workers that share cores slow each other down, which is not replayed"
-
-LOSING = ("lost-kernels", "no-gpu-activity")
-"""Limits of a capture with which replays are refused: kernels are missing from it."""
 
 
 class Refusal(msgspec.Struct, frozen=True):

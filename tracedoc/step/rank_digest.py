@@ -39,6 +39,9 @@ MAX_SPANS = 400
 LANE_RANKS = 64
 """Pictures show at most this many ranks, those with the lowest numbers."""
 
+LOSING = ("lost-kernels", "no-gpu-activity")
+"""Limits of a capture with which replays are refused: kernels are missing from it."""
+
 MAX_KERNEL_NAMES = 60
 """The kernel table keeps this many names, those with most time."""
 

@@ -121,10 +121,15 @@ def place_around(trace: Trace, row: int) -> CodePlace | None:
     holding &= (trace.ts_ns <= trace.ts_ns[row]) & (trace.end_ns >= trace.end_ns[row])
     rows = np.flatnonzero(holding)
     for one in rows[np.argsort(trace.dur_ns[rows], kind="stable")].tolist():
-        place = _owner(trace.row_name(one))
-        if isinstance(place, CodePlace):
+        if (place := place_of_name(trace.row_name(one))) is not None:
             return place
     return None
+
+
+def place_of_name(name: str) -> CodePlace | None:
+    """The function of the script or named range that a frame's or range's name stands for, if it is one."""
+    owner = _owner(name)
+    return owner if isinstance(owner, CodePlace) else None
 
 
 def _places(trace: Trace, threads: np.ndarray, wanted: Spans, loading: Spans) -> tuple[CodePlace, ...]:

@@ -1,0 +1,240 @@
+"""Facts of the run about captured steps that are far longer than the others: which, on whom, and why."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.step.rank_digest import LOSING, RankDigest, StepDigest
+from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing
+from tracedoc.units import format_ranges
+from tracedoc.values import Unknown, Value
+
+LONGER, LONGER_OF_TWO = 0.10, 0.5
+"""A step is far longer if it is by this share of the usual one, and by so many times what others differ; of
+two steps, which do not show how much they differ, by the second share."""
+LONGER_SPREADS = 5.0
+
+INVOLVED = 0.5
+"""Ranks that do at least this share of what the worst does longer are those at which the step is long."""
+
+KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
+"""What a long step has more than the usual one."""
+
+PATTERNS = ("one", "several", "from one on")
+"""How captured long steps lie."""
+
+NONE = Unknown("no captured step is far longer than the others")
+
+Times = NDArray[np.float64]
+
+
+class LongSteps(msgspec.Struct, frozen=True, eq=False):
+    """The steps that every rank captured whole, as columns in ms: which of them are far longer.
+
+    ``late_ms`` is what late ranks cost each, ``excess_ms`` how much longer than usual each is without that;
+    ``far`` marks those that are far longer.
+    """
+
+    steps: tuple[int, ...]
+    length_ms: Times
+    late_ms: Times
+    excess_ms: Times
+    far: NDArray[np.bool_]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The steps that are far longer, in order."""
+        return tuple(np.array(self.steps)[self.far].tolist())
+
+    @property
+    def longest(self) -> int:
+        """The step with the largest excess."""
+        return self.steps[int(np.argmax(self.excess_ms))]
+
+
+class LongestStep(msgspec.Struct, frozen=True):
+    """Why the longest step is long: a word of :data:`KINDS`, on which ranks, and what the host does there.
+
+    ``input_frac`` is the share of the loader in what these ranks do longer.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    doing: str
+    input_frac: float
+
+
+@once
+def long_steps(run: RunView) -> LongSteps:
+    """The captured steps compared with the usual one, the lower median."""
+    lengths = _lengths_ms(run)
+    steps = tuple(sorted(lengths))
+    length = np.array([lengths[step] for step in steps])
+    late = late_ms_of(run, steps)
+    if not steps:
+        return LongSteps(steps, length, late, length, np.zeros(0, dtype=bool))
+    usual = float(np.sort(length)[(length.size - 1) // 2])
+    excess = length - usual - np.maximum(late - np.median(late), 0.0)
+    spread = float(np.sort(np.abs(length - usual))[(length.size - 1) // 2])
+    far = excess > max((LONGER_OF_TWO if len(steps) == 2 else LONGER) * usual, LONGER_SPREADS * spread)
+    return LongSteps(steps, length, late, excess, far)
+
+
+@once
+def why_longest(run: RunView) -> LongestStep | Unknown:
+    """Why the longest of the captured steps is long, by what it has more than the median step of its rank."""
+    found = long_steps(run)
+    if not found.far.any():
+        return NONE
+    more = {
+        digest.rank: _more_ns(digest, step)
+        for digest in run.digests
+        for step in digest.complete_steps
+        if step.index == found.longest
+    }
+    # Who waits for others in communication does nothing longer itself.
+    own = {rank: sum(ns for kind, ns in of.items() if kind != "communication") for rank, of in more.items()}
+    worst = max(own, key=lambda rank: own[rank])
+    if own[worst] <= more[worst]["communication"]:
+        return LongestStep("communication", tuple(own), "", 0.0)
+    of = {kind: ns for kind, ns in more[worst].items() if kind != "communication"}
+    digest = run.digest(worst)
+    told = longest_step.of(digest) == found.longest
+    doing = longest_step_doing.of(digest) if told else ""
+    return LongestStep(
+        kind=max(of, key=lambda kind: of[kind]),
+        ranks=tuple(rank for rank, ns in own.items() if ns >= INVOLVED * own[worst]),
+        doing=doing if isinstance(doing, str) else "",
+        input_frac=min(of["input"] / own[worst], 1.0),
+    )
+
+
+def _more_ns(digest: RankDigest, step: StepDigest) -> dict[str, float]:
+    """What a step has more of each kind than the median of the rank's other complete steps, 0 at least."""
+    others = [_parts_ns(one) for one in digest.complete_steps if one.index != step.index]
+    mine = _parts_ns(step)
+    usual = {kind: float(np.median([one[kind] for one in others])) if others else 0.0 for kind in KINDS}
+    return {kind: max(mine[kind] - usual[kind], 0.0) for kind in KINDS}
+
+
+def _parts_ns(step: StepDigest) -> dict[str, float]:
+    named = {kind: float(step.idle_ns.get(kind, 0)) for kind in ("input", "allocator", "compile", "gc")}
+    return named | {
+        "host": step.budget.idle_ns - sum(named.values()),
+        "compute": float(step.budget.compute_ns),
+        "communication": float(step.budget.exposed_comm_ns),
+        "copies": float(step.budget.exposed_copy_ns),
+    }
+
+
+def _lengths_ms(run: RunView) -> dict[int, float]:
+    """The length of each step that all ranks captured whole: the mean over the ranks.
+
+    Ranks that lost a part of their trace do not count, for where a step ends may be lost with it.
+    """
+    unharmed = [one for one in run.digests if not any(limit.code in LOSING for limit in one.limits)]
+    counted = [one for one in unharmed if not one.truncated] or run.digests
+    found: dict[int, list[int]] = {}
+    for digest in counted:
+        for step in digest.complete_steps:
+            found.setdefault(step.index, []).append(step.budget.window_ns)
+    return {step: sum(ns) / len(ns) / 1e6 for step, ns in found.items() if len(ns) == len(counted)}
+
+
+def late_ms_of(run: RunView, steps: tuple[int, ...]) -> Times:
+    """What each step takes longer than if all ranks came as early as the median one; zeros if not known."""
+    if len(run.digests) < 2 or arrival_replay(run) is None:
+        return np.zeros(len(steps))
+    return np.maximum(gains_together(run, StartPolicy.MEDIAN, steps), 0) / 1e6
+
+
+@run_fact(unit="text")
+def long_steps_captured(run: RunView) -> Value:
+    """The captured steps far longer than the usual one: by a tenth, and by five times what others differ.
+
+    Of two steps by half. Usual is the lower median; what late ranks cost a step more than the median is no
+    part of its length.
+    """
+    found = long_steps(run)
+    return format_ranges(found.numbers) if found.far.any() else NONE
+
+
+@run_fact(unit="count")
+def long_steps_count(run: RunView) -> Value:
+    """How many captured steps are far longer than the usual one (:func:`long_steps_captured`)."""
+    return int(long_steps(run).far.sum())
+
+
+@run_fact(unit="count")
+def captured_steps(run: RunView) -> Value:
+    """The steps that all ranks captured whole."""
+    return len(long_steps(run).steps)
+
+
+@run_fact(unit="text", values=PATTERNS)
+def long_steps_pattern(run: RunView) -> Value:
+    """How the long steps (:func:`long_steps_captured`) lie.
+
+    "from one on": two and more that are all at the end of the capture, behind as many others.
+    """
+    found = long_steps(run)
+    count = int(found.far.sum())
+    if count < 2:
+        return "one" if count else NONE
+    at_end = bool(found.far[-count:].all()) and count <= found.far.size - count
+    return "from one on" if at_end else "several"
+
+
+@run_fact(unit="ms")
+def long_step_excess_ms(run: RunView) -> Value:
+    """How much longer than usual the longest captured step is (:func:`long_steps_captured`)."""
+    found = long_steps(run)
+    return float(found.excess_ms.max()) if found.far.any() else NONE
+
+
+@run_fact(unit="ms")
+def long_steps_cost_ms(run: RunView) -> Value:
+    """What long steps (:func:`long_steps_captured`) cost the mean captured step."""
+    found = long_steps(run)
+    return float(np.where(found.far, found.excess_ms, 0.0).mean()) if found.far.any() else NONE
+
+
+@run_fact(unit="text", values=KINDS, needs=(longest_step, longest_step_doing))
+def long_step_kind(run: RunView) -> Value:
+    """What the longest captured step has most of beyond the median step, on the rank that has most.
+
+    Compute, communication or copies that hide nothing, and idle time: "input", "allocator", "compile", "gc"
+    by what the host does, "host" for the rest. Waiting in communication is that of others.
+    """
+    found = why_longest(run)
+    return found if isinstance(found, Unknown) else found.kind
+
+
+@run_fact(unit="text", needs=(longest_step, longest_step_doing))
+def long_step_ranks(run: RunView) -> Value:
+    """On which ranks the longest captured step is long by what they do themselves: "every rank", or which."""
+    found = why_longest(run)
+    return found if isinstance(found, Unknown) else words_of_ranks(run, found)
+
+
+def words_of_ranks(run: RunView, found: LongestStep) -> str:
+    """The ranks of a long step in words; "" where there is one rank only."""
+    if len(found.ranks) == len(run.digests):
+        return "every rank" if len(found.ranks) > 1 else "the only rank"
+    return ("rank " if len(found.ranks) == 1 else "ranks ") + format_ranges(found.ranks)
+
+
+@run_fact(unit="text", needs=(longest_step, longest_step_doing))
+def long_step_doing(run: RunView) -> Value:
+    """What the host does in the longest captured step only (:func:`longest_step_doing`)."""
+    found = why_longest(run)
+    if isinstance(found, Unknown):
+        return found
+    return found.doing or Unknown(
+        "no function, range or operator of the trace fills what the step takes longer"
+    )
