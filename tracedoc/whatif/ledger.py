@@ -395,6 +395,7 @@ def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCaus
             alone_ms=(low, likely, high),
             last_ms=max(one.last_ms + more, 0.0),
             ranks=tuple(sorted({*one.ranks, *ranks})),
+            place=f"above all in {apart.slow_place}" if name == INPUT and more > one.share_ms else one.place,
         )
     if apart.slow_ms > 0:
         slow = apart.slow_ms

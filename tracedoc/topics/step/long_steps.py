@@ -167,7 +167,10 @@ def long_steps_captured(run: RunView) -> Value:
 @run_fact(unit="count")
 def long_steps_count(run: RunView) -> Value:
     """How many captured steps are far longer than the usual one (:func:`long_steps_captured`)."""
-    return int(long_steps(run).far.sum())
+    found = long_steps(run)
+    if len(found.steps) < 2:
+        return Unknown(f"all ranks captured {len(found.steps)} steps whole; two are needed")
+    return int(found.far.sum())
 
 
 @run_fact(unit="count")
@@ -219,13 +222,10 @@ def long_step_kind(run: RunView) -> Value:
 def long_step_ranks(run: RunView) -> Value:
     """On which ranks the longest captured step is long by what they do themselves: "every rank", or which."""
     found = why_longest(run)
-    return found if isinstance(found, Unknown) else words_of_ranks(run, found)
-
-
-def words_of_ranks(run: RunView, found: LongestStep) -> str:
-    """The ranks of a long step in words; "" where there is one rank only."""
-    if len(found.ranks) == len(run.digests):
-        return "every rank" if len(found.ranks) > 1 else "the only rank"
+    if isinstance(found, Unknown):
+        return found
+    if len(found.ranks) == len(run.digests) > 1:
+        return "every rank"
     return ("rank " if len(found.ranks) == 1 else "ranks ") + format_ranges(found.ranks)
 
 

@@ -6,9 +6,11 @@ import numpy as np
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.script_code import place_of_name
+from tracedoc.timeline.script_code import OF_A_FRAMEWORK, place_of_row
 from tracedoc.timeline.steps import Window
+from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.values import Unknown, Value
 
 LONGER = 0.10
@@ -32,7 +34,8 @@ def longest_step_doing(timeline: RankTimeline) -> Value:
     """What the host does in the longest step that takes half of what it is longer, and not elsewhere.
 
     The innermost function of the script or range that a person named; else the innermost operator, call or
-    function of a library, by its name. Elsewhere nothing of that name takes half as long.
+    function of a library, by its name. Elsewhere nothing of that name takes half as long. Waits for the GPU
+    and for other ranks, and what frameworks write around parts of the step, do not count.
     """
     window, excess = _longest(timeline)
     if window is None:
@@ -49,10 +52,22 @@ def longest_step_doing(timeline: RankTimeline) -> Value:
     elsewhere = set(trace.name[rows[~inside]].tolist())
     mine = [row for row in rows[inside].tolist() if int(trace.name[row]) not in elsewhere]
     mine.sort(key=lambda row: int(trace.dur_ns[row]))
-    names = [trace.row_name(row) for row in mine]
-    places = [str(place) for name in names if (place := place_of_name(name)) is not None]
-    operators = [f"`{name}`" for name in names if not name.startswith("ProfilerStep")]
-    return next(iter([*places, *operators]), Unknown("nothing fills what the step takes longer"))
+    mine = [row for row in mine if not _waits(trace.row_name(row))]
+    places = [place_of_row(trace, row) for row in mine]
+    named = next((str(place) for place in places if place is not None), "")
+    if not named and not mine:
+        return Unknown("nothing fills what the step takes longer")
+    return named or f"`{trace.row_name(mine[0])}`"
+
+
+def _waits(name: str) -> bool:
+    """Whether the host waits in a range or call, or it holds a part of every step."""
+    return (
+        vocabulary.runtime_role(name) is RuntimeRole.SYNC
+        or vocabulary.collective_op(name) is not None
+        or vocabulary.is_backward_node(name)
+        or OF_A_FRAMEWORK.match(name) is not None
+    )
 
 
 def _longest(timeline: RankTimeline) -> tuple[Window | None, int]:
