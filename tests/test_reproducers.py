@@ -42,3 +42,13 @@ def test_iterations_of_a_loop_on_a_cpu_are_steps(diagnosed: Diagnosis) -> None:
 def test_operators_of_the_cpu_make_a_cpu_run(diagnosed: Diagnosis) -> None:
     assert diagnosed.run.device == "CPU"
     assert "No answer" not in diagnosed.summary
+
+
+@pytest.mark.parametrize("diagnosed", ["bound_above_step"], indirect=True)
+def test_a_step_in_which_the_loader_stalls_is_the_loaders(diagnosed: Diagnosis) -> None:
+    """Without waiting for batches the mean step of 51.5 ms takes about 9.5; no gain is above the step."""
+    finding = next(one for one in diagnosed.findings if one.rule_id == "input-stall")
+    assert finding.gain is not None
+    assert finding.gain.mean_step_ms == pytest.approx(51.5, abs=0.1)
+    assert 51.5 - (finding.gain.likely_ms or 0) == pytest.approx(9.5, abs=0.5)
+    assert all(one.gain.high_ms <= 51.6 for one in diagnosed.findings if one.gain is not None)

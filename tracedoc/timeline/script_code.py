@@ -128,8 +128,9 @@ def place_around(trace: Trace, row: int) -> CodePlace | None:
 
 
 def place_of_row(trace: Trace, row: int) -> CodePlace | None:
-    """The function of the script or named range that a row is, if it is one; operators are none."""
-    owner = _OPAQUE if trace.kind[row] == int(Kind.CPU_OP) else _owner(trace.row_name(row))
+    """The function of the script or named range that a row is, if it is one."""
+    named = trace.kind[row] in (int(Kind.PYTHON), int(Kind.ANNOTATION))
+    owner = _owner(trace.row_name(row)) if named else _OPAQUE
     return owner if isinstance(owner, CodePlace) else None
 
 

@@ -8,8 +8,9 @@ import numpy.typing as npt
 
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.topics.host.run import core_wait_ms
-from tracedoc.topics.step.long_steps import late_ms_of, long_steps, why_longest
+from tracedoc.topics.step.long_steps import late_ms_of, long_steps, why_long
 from tracedoc.topics.straggler.late_ranks import stragglers
+from tracedoc.units import format_ranges
 from tracedoc.values import Unknown
 
 Floats = npt.NDArray[np.float64]
@@ -82,15 +83,16 @@ def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float)
     more = float(late.mean()) - late_ms if late.any() else 0.0
     more = min(max(more, min(apart, 0.0)), max(apart, 0.0))
     slow = min(float(np.where(found.far, found.excess_ms, 0.0).mean()), max(apart - more, 0.0))
-    why = why_longest(run)
+    why = why_long(run)
     if slow <= 0 or isinstance(why, Unknown):
         return StepsApart(mean, found.steps, late_ms=more, late=_by_cause(run) if more > 0 else {})
+    numbers = ("step " if len(found.numbers) == 1 else "steps ") + format_ranges(found.numbers)
     ranks = () if len(why.ranks) == len(run.digests) else why.ranks
     return StepsApart(
         mean,
         found.steps,
         slow * (1.0 - why.input_frac),
-        f"step {found.longest}{f': {why.doing}' if why.doing else ''}",
+        f"{numbers}: {why.doing}" if why.doing else numbers,
         ranks,
         slow * why.input_frac,
         more,

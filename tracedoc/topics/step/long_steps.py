@@ -22,6 +22,9 @@ LONGER_SPREADS = 5.0
 INVOLVED = 0.5
 """Ranks that do at least this share of what the worst does longer are those at which the step is long."""
 
+ALIKE = 2.0
+"""Steps that are slower from one on are longer than usual by amounts that differ by less than this factor."""
+
 KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
 """What a long step has more than the usual one."""
 
@@ -51,14 +54,9 @@ class LongSteps(msgspec.Struct, frozen=True, eq=False):
         """The steps that are far longer, in order."""
         return tuple(np.array(self.steps)[self.far].tolist())
 
-    @property
-    def longest(self) -> int:
-        """The step with the largest excess."""
-        return self.steps[int(np.argmax(self.excess_ms))]
 
-
-class LongestStep(msgspec.Struct, frozen=True):
-    """Why the longest step is long: a word of :data:`KINDS`, on which ranks, and what the host does there.
+class WhyLong(msgspec.Struct, frozen=True):
+    """Why steps are far longer: a word of :data:`KINDS`, on which ranks, and what the host does there.
 
     ``input_frac`` is the share of the loader in what these ranks do longer.
     """
@@ -86,27 +84,22 @@ def long_steps(run: RunView) -> LongSteps:
 
 
 @once
-def why_longest(run: RunView) -> LongestStep | Unknown:
-    """Why the longest of the captured steps is long, by what it has more than the median step of its rank."""
+def why_long(run: RunView) -> WhyLong | Unknown:
+    """Why captured steps are far longer, by what they have more than the usual steps of the same rank."""
     found = long_steps(run)
     if not found.far.any():
         return NONE
-    more = {
-        digest.rank: _more_ns(digest, step)
-        for digest in run.digests
-        for step in digest.complete_steps
-        if step.index == found.longest
-    }
+    more = {digest.rank: _more_ns(digest, found.numbers) for digest in run.digests}
     # Who waits for others in communication does nothing longer itself.
     own = {rank: sum(ns for kind, ns in of.items() if kind != "communication") for rank, of in more.items()}
     worst = max(own, key=lambda rank: own[rank])
     if own[worst] <= more[worst]["communication"]:
-        return LongestStep("communication", tuple(own), "", 0.0)
+        return WhyLong("communication", tuple(own), "", 0.0)
     of = {kind: ns for kind, ns in more[worst].items() if kind != "communication"}
     digest = run.digest(worst)
-    told = longest_step.of(digest) == found.longest
+    told = longest_step.of(digest) in found.numbers
     doing = longest_step_doing.of(digest) if told else ""
-    return LongestStep(
+    return WhyLong(
         kind=max(of, key=lambda kind: of[kind]),
         ranks=tuple(rank for rank, ns in own.items() if ns >= INVOLVED * own[worst]),
         doing=doing if isinstance(doing, str) else "",
@@ -114,12 +107,16 @@ def why_longest(run: RunView) -> LongestStep | Unknown:
     )
 
 
-def _more_ns(digest: RankDigest, step: StepDigest) -> dict[str, float]:
-    """What a step has more of each kind than the median of the rank's other complete steps, 0 at least."""
-    others = [_parts_ns(one) for one in digest.complete_steps if one.index != step.index]
-    mine = _parts_ns(step)
+def _more_ns(digest: RankDigest, far: tuple[int, ...]) -> dict[str, float]:
+    """What a rank's long steps have more of each kind than the median of its others, 0 at least.
+
+    All of them together: the step in which a rank is away is the next one of ranks that wait for it.
+    """
+    long, others = [], []
+    for step in digest.complete_steps:
+        (long if step.index in far else others).append(_parts_ns(step))
     usual = {kind: float(np.median([one[kind] for one in others])) if others else 0.0 for kind in KINDS}
-    return {kind: max(mine[kind] - usual[kind], 0.0) for kind in KINDS}
+    return {kind: sum(max(one[kind] - usual[kind], 0.0) for one in long) for kind in KINDS}
 
 
 def _parts_ns(step: StepDigest) -> dict[str, float]:
@@ -183,14 +180,15 @@ def captured_steps(run: RunView) -> Value:
 def long_steps_pattern(run: RunView) -> Value:
     """How the long steps (:func:`long_steps_captured`) lie.
 
-    "from one on": two and more that are all at the end of the capture, behind as many others.
+    "from one on": two and more that are all at the end of the capture, and longer by about as much.
     """
     found = long_steps(run)
     count = int(found.far.sum())
     if count < 2:
         return "one" if count else NONE
-    at_end = bool(found.far[-count:].all()) and count <= found.far.size - count
-    return "from one on" if at_end else "several"
+    last = found.excess_ms[-count:]
+    lasts = bool(found.far[-count:].all()) and last.max() <= ALIKE * last.min()
+    return "from one on" if lasts else "several"
 
 
 @run_fact(unit="ms")
@@ -214,14 +212,14 @@ def long_step_kind(run: RunView) -> Value:
     Compute, communication or copies that hide nothing, and idle time: "input", "allocator", "compile", "gc"
     by what the host does, "host" for the rest. Waiting in communication is that of others.
     """
-    found = why_longest(run)
+    found = why_long(run)
     return found if isinstance(found, Unknown) else found.kind
 
 
 @run_fact(unit="text", needs=(longest_step, longest_step_doing))
 def long_step_ranks(run: RunView) -> Value:
     """On which ranks the longest captured step is long by what they do themselves: "every rank", or which."""
-    found = why_longest(run)
+    found = why_long(run)
     if isinstance(found, Unknown):
         return found
     if len(found.ranks) == len(run.digests) > 1:
@@ -232,7 +230,7 @@ def long_step_ranks(run: RunView) -> Value:
 @run_fact(unit="text", needs=(longest_step, longest_step_doing))
 def long_step_doing(run: RunView) -> Value:
     """What the host does in the longest captured step only (:func:`longest_step_doing`)."""
-    found = why_longest(run)
+    found = why_long(run)
     if isinstance(found, Unknown):
         return found
     return found.doing or Unknown(
