@@ -112,7 +112,8 @@ def _more_ns(digest: RankDigest, far: tuple[int, ...]) -> dict[str, float]:
 
     All of them together: the step in which a rank is away is the next one of ranks that wait for it.
     """
-    long, others = [], []
+    long: list[dict[str, float]] = []
+    others: list[dict[str, float]] = []
     for step in digest.complete_steps:
         (long if step.index in far else others).append(_parts_ns(step))
     usual = {kind: float(np.median([one[kind] for one in others])) if others else 0.0 for kind in KINDS}
