@@ -24,6 +24,9 @@ def doing(builder: TraceBuilder, what: str, start: float, end: float) -> None:
     elif what.startswith("cuda"):
         builder.runtime(what, start, end)
     else:
+        if "evaluate" in what:
+            for begin in (start, start + 200.0):
+                builder.kernel(PRODUCT, begin, begin + 190.0, launch_ms=begin - 0.01)
         builder.host(what, start, end, category="python_function" if ".py(" in what else "user_annotation")
 
 
@@ -66,6 +69,7 @@ ALL = (0, 1, 2, 3)
     ("what", "kind", "told"),
     [
         ("train.py(88): save_checkpoint", "host", "`save_checkpoint` (`train.py:88`)"),
+        ("eval.py(3): evaluate", "compute", "`evaluate` (`eval.py:3`)"),
         ("evaluation", "host", "the range `evaluation`"),
         ("gc.collect(2)", "gc", "the range `gc.collect(2)`"),
         ("cudaMalloc", "allocator", "`cudaMalloc`"),
@@ -115,7 +119,7 @@ def test_compute_that_is_slower_from_one_step_on(tmp_path: Path) -> None:
     """Two of five complete steps compute 24 ms longer: 9.6 of the mean."""
     found = diagnose(tmp_path, slower_from=3)
     names = ("long_steps_captured", "long_steps_pattern", "long_step_kind")
-    assert values(found, *names) == ("3-4", "from one on", "compute")
+    assert values(found, *names) == ("3-4", "from one on", "the same kernels")
     assert found.facts["long_steps_cost_ms"].value == pytest.approx(9.6, abs=0.1)
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import LOSING, RankDigest, StepDigest
 from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing
 from tracedoc.units import format_ranges
@@ -27,6 +28,9 @@ ALIKE = 2.0
 
 KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
 """What a long step has more than the usual one."""
+
+SLOWER = "the same kernels"
+"""Stands for compute that takes longer, though the step launches the same work."""
 
 PATTERNS = ("one", "several", "from one on")
 """How captured long steps lie."""
@@ -99,8 +103,9 @@ def why_long(run: RunView) -> WhyLong | Unknown:
     digest = run.digest(worst)
     told = longest_step.of(digest) in found.numbers
     doing = longest_step_doing.of(digest) if told else ""
+    kind = max(of, key=lambda kind: of[kind])
     return WhyLong(
-        kind=max(of, key=lambda kind: of[kind]),
+        kind=SLOWER if kind == "compute" and _same_work(digest, found.numbers) else kind,
         ranks=tuple(rank for rank, ns in own.items() if ns >= INVOLVED * own[worst]),
         doing=doing if isinstance(doing, str) else "",
         input_frac=min(of["input"] / own[worst], 1.0),
@@ -118,6 +123,18 @@ def _more_ns(digest: RankDigest, far: tuple[int, ...]) -> dict[str, float]:
         (long if step.index in far else others).append(_parts_ns(step))
     usual = {kind: float(np.median([one[kind] for one in others])) if others else 0.0 for kind in KINDS}
     return {kind: sum(max(one[kind] - usual[kind], 0.0) for one in long) for kind in KINDS}
+
+
+def _same_work(digest: RankDigest, far: tuple[int, ...]) -> bool:
+    """Whether long steps launch as many kernels and thread blocks as the others; of CPUs not known."""
+    if digest.work is None or digest.is_cpu:
+        return False
+    long = np.array([step.complete and step.index in far for step in digest.steps])
+    others = np.array([step.complete and step.index not in far for step in digest.steps])
+    if not long.any() or not others.any():
+        return False
+    counts = (digest.work.kernels, digest.work.blocks)
+    return all(abs(of[long].mean() - of[others].mean()) <= SAME_AMOUNT * of[others].mean() for of in counts)
 
 
 def _parts_ns(step: StepDigest) -> dict[str, float]:
@@ -206,12 +223,13 @@ def long_steps_cost_ms(run: RunView) -> Value:
     return float(np.where(found.far, found.excess_ms, 0.0).mean()) if found.far.any() else NONE
 
 
-@run_fact(unit="text", values=KINDS, needs=(longest_step, longest_step_doing))
+@run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, longest_step_doing))
 def long_step_kind(run: RunView) -> Value:
     """What the longest captured step has most of beyond the median step, on the rank that has most.
 
     Compute, communication or copies that hide nothing, and idle time: "input", "allocator", "compile", "gc"
-    by what the host does, "host" for the rest. Waiting in communication is that of others.
+    by what the host does, "host" for the rest. "the same kernels": compute takes longer, though long steps
+    launch as many kernels and thread blocks. Waiting in communication is that of others.
     """
     found = why_long(run)
     return found if isinstance(found, Unknown) else found.kind
