@@ -14,7 +14,8 @@ from tracedoc.step.cpu_program import _after_waits
 from tracedoc.testing import TraceBuilder
 from tracedoc.whatif.changes.ranks import usual_host
 
-FOLDERS = ("ac", "acc", "comp", "ddp", "ds2", "ds3", "fsdp1", "fsdp2", "fsdp2_mp", "hsdp", "nw_acc", "tp")
+FOLDERS = ("ac", "acc", "comp", "ddp", "ds2", "ds3", "fsdp1", "fsdp2", "fsdp2_mp", "hsdp", "nw_acc", "pp",
+           "tp")  # fmt: skip
 
 
 def write_rank(folder: Path, rank: int, *, work_ms: float, step_ms: float) -> None:
@@ -79,6 +80,25 @@ def test_gradients_of_two_passes_are_reduced_once(tmp_path):
     (once,) = tracedoc.predict([tmp_path], ["reduce-once"]).alone
     assert isinstance(once, Predicted)
     assert once.step_ms == pytest.approx((60, 80, 100), abs=0.5)
+
+
+def test_a_send_and_a_receive_of_one_thread_wait_for_their_other_ends_only(tmp_path):
+    """Both send, and receive before what they send has arrived: one after 10 ms of work, one after 18."""
+    for rank, work_ms in enumerate((10, 18)):
+        builder = TraceBuilder(rank, 2, device=None)
+        for number in range(4):
+            begin = 40.0 * number
+            builder.step(number, begin, begin + 40)
+            builder.host("aten::mm", begin, begin + work_ms)
+            builder.collective("send", begin + work_ms, begin + 20, nbytes=64, peer=1 - rank)
+            builder.collective("recv", begin + work_ms + 0.5, begin + 20, nbytes=64, peer=1 - rank)
+            builder.host("aten::mul", begin + 20, begin + 40)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    answer = tracedoc.predict([tmp_path], ["even-rank rank=1"])
+    assert answer.replay.replayed_ms == pytest.approx(40, abs=0.1)
+    (even,) = answer.alone
+    assert isinstance(even, Predicted)
+    assert even.step_ms[1] == pytest.approx(32, abs=0.6)
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tests.ranks.late_arrivals import collectives
 from tracedoc.ranks.exposure import Arrivals, arrivals_by_rank, split_exposed
 from tracedoc.ranks.group_guesses import with_guessed_groups
+from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.matching import RankCollectives, match_collectives
 from tracedoc.spans import Spans
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveOp, CollectiveTable
@@ -294,3 +295,46 @@ def test_ranks_of_gloo_sends_are_counted_within_the_group_in_which_all_are_recei
     matching = match_collectives(filled, 4)
     assert {group.ranks for group in matching.groups} == {(0, 2), (2, 0), (1, 3), (3, 1)}
     assert len(matching) == 8
+
+
+def chain(*, peers: bool, late_ms: int = 0) -> list[RankCollectives]:
+    """Three stages that pass three micro-batches on and gradients back, on hosts ``late_ms`` apart."""
+    found = []
+    for rank in range(3):
+        listed = []
+        for number in range(3):
+            at = 100 * number + late_ms * rank
+            for op, other, end in (
+                ("recv", rank - 1, 20 * rank), ("send", rank + 1, 20 * rank + 20),
+                ("recv", rank + 1, 90 - 10 * rank), ("send", rank - 1, 100 - 10 * rank),
+            ):  # fmt: skip
+                start = end - (2 if op == "send" else 15)
+                if 0 <= other < 3:
+                    way = 2 * (other > rank) + (op == "send")
+                    one = bare(at + start, at + end, op, 4096, other if peers else None)
+                    listed.append(replace(one, stream=way, step=number))
+        found.append(RankCollectives(rank, "a", CollectiveTable.of(listed)))
+    return found
+
+
+@pytest.mark.parametrize("peers", [True, False], ids=["peers are named", "ends tell the peers"])
+def test_sends_that_name_no_group_find_their_receives(peers: bool) -> None:
+    matching = match_collectives(with_guessed_groups(chain(peers=peers)), 3)
+    assert {group.ranks for group in matching.groups} == {(0, 1), (1, 0), (1, 2), (2, 1)}
+    assert len(matching) == 12
+
+
+def test_without_peers_nothing_is_known_on_hosts_whose_clocks_differ() -> None:
+    assert len(match_collectives(with_guessed_groups(chain(peers=False, late_ms=3)), 3)) == 0
+
+
+def test_an_exchange_joins_the_neighbours_that_also_send_one_way() -> None:
+    first = [p2p("send", 1, 0, 5), p2p("send_recv", 1, 8, 20), p2p("recv", 1, 25, 30)]
+    second = [p2p("recv", 0, 1, 5), p2p("send_recv", 0, 15, 20), p2p("send", 0, 28, 30)]
+    matching = match_collectives(ranks(first, second), 2)
+    assert [(c.op, c.wait_ns) for c in collectives(matching)] == [
+        ("send_recv", (MS, 0)), ("send_recv", (7 * MS, 0)), ("send_recv", (3 * MS, 0)),
+    ]  # fmt: skip
+    assert pipeline_pairs(matching.groups) == [True, True, True]
+    alone = match_collectives(ranks(first[1:2], second[1:2]), 2)
+    assert pipeline_pairs(alone.groups) == [False]  # as two ranks of a ring do it

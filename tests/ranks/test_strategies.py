@@ -215,6 +215,14 @@ CASES: dict[str, tuple[StrategySigns, int | None, str, str]] = {
             moved("all_gather", B, 4, MIB), moved("reduce_scatter", B, 4, MIB),
         ), 8, "tensor parallel with sequence parallelism", "tensor-parallel",
     ),
+    "layers that are split by hand, in a trace without sizes": (
+        signs_of(moved("all_reduce", F, 4, None), moved("all_reduce", B, 5, None)), 8,
+        "tensor parallel", "tensor-parallel",
+    ),
+    "metrics of a wrapped model, in a trace without sizes, are not tensor parallel": (
+        signs_of(moved("all_reduce", F, 4, None), moved("all_reduce", B, 5, None), seen="ddp"), 8,
+        "DDP", "ddp",
+    ),
     "a loss over all ranks is not tensor parallel": (
         signs_of(moved("all_reduce", F, 1, MIB), moved("all_reduce", B, 9), seen="ddp"), 8, "DDP", "ddp",
     ),

@@ -295,12 +295,22 @@ def test_the_bubble_of_a_schedule_is_a_note_behind_others() -> None:
     assert severities(judgement) == [("host.launch", "note"), ("pipeline.bubble", "note")]
 
 
-def test_what_hides_an_entry_is_said() -> None:
+@pytest.mark.parametrize("told", [True, False])
+def test_two_limits_that_hide_each_other_are_told_as_such(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a rule tells the cause or none does; one that names both has no need to."""
+    monkeypatch.setattr(tracedoc.judge.ledgered, "alone_of", lambda run, ids: (12.0, 14.0, 15.0))
     causes = [cause("link.slow", 20.0, (0.0, 1.0, 2.0), partner="host.sync"), cause("host.sync", 20.0)]
-    found = {one.id: one for one in conclude(causes)[0].findings}
-    assert found["link.slow"].message.endswith(
-        "; it is hidden by host.sync, and mending one alone gives little."
+    pairs = [(rule("slow", cause=("link.slow",)), finding("slow", 30.0))] if told else []
+    found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
+    says = (
+        " Behind it is another limit (the host waits for the GPU): mending one alone gives 1 ms, both 14 ms."
     )
+    assert found["slow" if told else "link.slow"].message.endswith(says)
+    both = rule("both", cause=("link.slow", "host.sync")), finding("both", 30.0)
+    (one,) = conclude(causes, both)[0].findings
+    assert one.message == "It is so."
 
 
 # -- severity and order

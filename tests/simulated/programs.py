@@ -296,35 +296,56 @@ class _Writer:
     # Pipelines ------------------------------------------------------------------------------------
 
     def _pipeline(self) -> Iterator[Instruction]:
-        """Write one forward and one backward of each micro-batch, in the order of 1F1B."""
+        """Write one forward and one backward of each micro-batch and chunk, in the order of 1F1B.
+
+        Chunk c of rank r is part c * stages + r of the model. With several chunks on each rank micro-batches
+        pass in rounds of as many as there are stages, each round through all chunks.
+        """
         job = self.job
-        ahead = min(job.stages - self.stage - 1, job.micro_batches)
-        order = [("F", m) for m in range(ahead)]
-        for m in range(job.micro_batches - ahead):
-            order += [("F", m + ahead), ("B", m)]
-        order += [("B", m) for m in range(job.micro_batches - ahead, job.micro_batches)]
-        own = range(ceil(job.layers / job.stages))
-        for way, part in order:
-            self.part = part
+        count = job.micro_batches * job.chunks
+        ahead = job.stages - self.stage - 1
+        if job.chunks > 1:
+            ahead = 2 * ahead + (job.chunks - 1) * job.stages
+        ahead = min(ahead, count)
+        order = [("F", k) for k in range(ahead)]
+        for k in range(count - ahead):
+            order += [("F", k + ahead), ("B", k)]
+        order += [("B", k) for k in range(count - ahead, count)]
+        own = range(ceil(job.layers / job.stages / job.chunks))
+        for way, k in order:
+            chunk, self.part = self._turn(k)
+            if way == "B":
+                chunk = job.chunks - 1 - chunk
             before, after = (-1, 1) if way == "F" else (1, -1)
-            yield from self._stage_link(way, before, receives=True)
+            yield from self._stage_link(way, chunk, before, receives=True)
             if way == "F":
                 yield from self._forward(own)
             else:
                 yield from self._backward(own, reduces=False)
-            yield from self._stage_link(way, after, receives=False)
+            yield from self._stage_link(way, chunk, after, receives=False)
         if job.replicas > 1:
             key = self._key("gradients", self.stage)
-            yield self._meet("allreduce", key, self.data, len(own) * job.layer_mib / job.tensor, 2.0)
+            size = job.chunks * len(own) * job.layer_mib / job.tensor
+            yield self._meet("allreduce", key, self.data, size, 2.0)
             yield Wait(key)
 
-    def _stage_link(self, way: str, towards: int, *, receives: bool) -> Iterator[Instruction]:
+    def _turn(self, k: int) -> tuple[int, int]:
+        """Return the chunk and the micro-batch of the k-th forward pass of a rank."""
+        if self.job.chunks == 1:
+            return 0, k
+        rounds, within = divmod(k, self.job.stages * self.job.chunks)
+        return within // self.job.stages, rounds * self.job.stages + within % self.job.stages
+
+    def _stage_link(self, way: str, chunk: int, towards: int, *, receives: bool) -> Iterator[Instruction]:
         job = self.job
-        if not 0 <= self.stage + towards < job.stages:
+        stage = chunk * job.stages + self.stage
+        if not 0 <= stage + towards < job.stages * job.chunks:
             return
-        other = self.rank + towards * job.replicas * job.tensor
+        wide = job.replicas * job.tensor
+        other = (self.rank + towards * wide) % job.ranks
         ends = (other, self.rank) if receives else (self.rank, other)
-        key = (self.step, way, self.part, ends)
+        edge = min(stage, stage + towards)
+        key = (self.step, way, self.part, edge, ends)
         stream = 30 + 2 * (towards > 0) + receives
         meet = self._meet(
             "recv" if receives else "send", key, tuple(sorted(ends)), job.activation_mib, 2.0,

@@ -31,6 +31,7 @@ class Job:
     ranks: int
     tensor: int = 1
     stages: int = 1
+    chunks: int = 1
     layers: int = 8
     micro_batches: int = 1
     steps: int = 5

@@ -130,6 +130,23 @@ def test_parameters_gathered_after_the_optimizer_belong_to_it(tmp_path: Path) ->
     assert host_ms(timeline, Phase.FORWARD) == [(0, 40), (110, 140)]
 
 
+def test_a_gather_that_rounding_begins_inside_the_optimizer_belongs_to_it(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).backward(20, 50).optimizer(70, 90)
+    trace.host("c10d::_allgather_base_", 90 - 1e-6, 95)  # a nanosecond before the optimizer has ended
+    timeline = timeline_of(trace, tmp_path)
+    assert host_ms(timeline, Phase.OPTIMIZER) == [(70, 95)]
+
+
+def test_a_receive_between_two_nodes_divides_micro_batches(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(0, 0, 100)
+    trace.host("aten::linear", 5, 10).backward(20, 40)
+    trace.host("c10d::recv_", 40 - 2e-4, 44).backward(50, 60)
+    trace.backward(62, 80).optimizer(85, 95)
+    timeline = timeline_of(trace, tmp_path)
+    assert timeline.phases is not None
+    assert len(timeline.phases.passes) == 2
+
+
 def test_a_kernel_has_the_phase_of_its_launch_and_not_of_its_time(tmp_path: Path) -> None:
     trace = two_steps()
     trace.kernel(GEMM, 45, 50, launch_ms=15)  # runs while the host is in backward

@@ -14,7 +14,7 @@ from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import RankProgram
-from tracedoc.step.rank_digest import LOSING, RankDigest
+from tracedoc.step.rank_digest import RankDigest
 
 UNSURE, WRONG = 0.02, 0.05
 """A replay that misses the measured step by more than these shares is of low confidence, or none."""
@@ -138,9 +138,6 @@ def _replay_of(
 def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:
     """Return the step to replay: the judged one if every rank has its program."""
     for digest in run.digests:
-        lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
-        if lost is not None:
-            return Refusal(lost.words)
         if not digest.programs:
             return Refusal(f"rank {digest.rank}: {digest.unplayable}")
     common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))

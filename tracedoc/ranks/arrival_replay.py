@@ -10,7 +10,7 @@ they are two is in docs/decisions/0089.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -60,7 +60,8 @@ class ArrivalReplay:
     ``rest_ns`` have an entry for each row: what it is part of, when it was launched, the row that it
     stands behind, and how long after the last start it ended; ``held_back`` tells which hosts are as far
     ahead of their GPUs whatever happens; ``members`` (how many parts) and ``one_way`` (a send and its
-    receive) one for each operation; ``offsets`` tell where the rows of each rank begin.
+    receive) one for each operation; ``offsets`` tell where the rows of each rank begin, ``closes`` whether
+    all of them are of its steps, so that the last one ends no earlier than they do.
     """
 
     steps: tuple[tuple[int, ...], ...]
@@ -79,6 +80,7 @@ class ArrivalReplay:
     one_way: list[bool]
     held_back: tuple[bool, ...]
     offsets: tuple[int, ...]
+    closes: tuple[bool, ...]
 
     def step_ends(
         self,
@@ -86,12 +88,14 @@ class ArrivalReplay:
         without: int | None = None,
         together: StartPolicy = StartPolicy.LAST,
         work_ns: Sequence[int] | None = None,
+        earlier: tuple[int, Mapping[int, int]] = (-1, {}),
     ) -> list[list[int]]:
         """Return for each rank when its compute stream begins the first of its steps, and ends each.
 
-        ``without`` is a rank (a position) that is never waited for; ``work_ns`` replaces the own.
+        ``without`` is a rank (a position) that is never waited for; ``work_ns`` replaces the own; ``earlier``
+        is a rank whose host launches so many nanoseconds earlier in some of its steps, counted from 0.
         """
-        return _play(_State(self, without, together, work_ns))
+        return _play(_State(self, without, together, work_ns, earlier=earlier))
 
     def parts(self) -> list[slice]:
         """The places of each rank's actions."""
@@ -151,6 +155,10 @@ def arrival_replay(run: RunView) -> ArrivalReplay | None:
         one_way=_one_way(run),
         held_back=tuple(_is_held_back(path) for _, path, _ in ranks),
         offsets=tuple(offsets),
+        closes=tuple(
+            not digest.steps or not (digest.collectives.start_ns >= digest.steps[-1].end_ns).any()
+            for digest in run.digests
+        ),
     )
     return plan if _is_as_measured(run, plan) else None
 
@@ -240,6 +248,15 @@ def gains_of_work(plan: ArrivalReplay, work_ns: npt.NDArray[np.float64], steps: 
     return _gains(plan, plan.step_ends(work_ns=_ints([work])), range(len(plan.steps)), steps)
 
 
+def gains_of_launches(
+    plan: ArrivalReplay, position: int, earlier_ns: Mapping[int, int], steps: Sequence[int]
+) -> Int64Array:
+    """Nanoseconds by which each step would be shorter if a rank's host launched so much earlier in steps."""
+    edges = {plan.steps[position].index(step): ns for step, ns in earlier_ns.items()}
+    changed = plan.step_ends(work_ns=plan.work_ns, earlier=(position, edges))
+    return _gains(plan, changed, range(len(plan.steps)), steps)
+
+
 def _gains(
     plan: ArrivalReplay, changed: list[list[int]], ranks: Sequence[int], steps: Sequence[int]
 ) -> Int64Array:
@@ -281,7 +298,8 @@ def _play(state: _State) -> list[list[int]]:
             state.advance(rank, alone=True)
     for rank, edges in enumerate(state.edges):
         rows = slice(plan.offsets[rank], plan.offsets[rank + 1])
-        edges[-1] = max([edges[-1], *state.ends[rows]])
+        if plan.closes[rank]:
+            edges[-1] = max([edges[-1], *state.ends[rows]])
     return state.edges
 
 
@@ -300,7 +318,9 @@ class _State:
         work_ns: Sequence[int] | None,
         *,
         unchanged: bool = False,
+        earlier: tuple[int, Mapping[int, int]] = (-1, {}),
     ) -> None:
+        self.earlier, self.earliest_ns = earlier, 0  # by how much the host may be later at most
         # Other work is that of a pipeline, whose hosts wait for the end of a step (losses, gradient norms),
         # often where no call shows it.
         ranks, rows = len(plan.steps), len(plan.operation)
@@ -367,6 +387,8 @@ class _State:
             self.awaited[rank] = NEVER
         else:
             self.edges[rank][item] = reached - lag
+            if rank == self.earlier[0]:
+                self.earliest_ns = reached - plan.measured_ns[place] - self.earlier[1].get(item, 0)
         self.now[rank] = self.reached_ns[place] = reached
         if not self.unchanged and reached > NEVER // 2:
             self.behind_ns[rank] = reached - plan.measured_ns[place]
@@ -377,7 +399,8 @@ class _State:
         """Nanoseconds by which a host is later than measured after so many of its waits."""
         if not self.follows[rank]:
             return self.shifts[rank][min(waits, len(self.shifts[rank]) - 1)]
-        return self.behind_ns[rank]
+        behind = self.behind_ns[rank]
+        return behind if rank != self.earlier[0] else min(behind, self.earliest_ns)
 
     def _start(self, rank: int, item: int, place: int) -> None:
         plan = self.plan

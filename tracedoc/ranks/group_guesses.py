@@ -6,8 +6,8 @@ before the last has arrived.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from tracedoc.ranks.matching import RankCollectives
 from tracedoc.ranks.pairing import SKEW_NS, VIOLATION_SHARE
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.trace.columns import ProcessGroup
+from tracedoc.trace.distinct import is_among
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
 FEWEST_TELLING = 3
@@ -41,10 +42,84 @@ def with_guessed_groups(ranks: Sequence[RankCollectives]) -> list[RankCollective
         if op in SYMMETRIC_OPS:
             found = _filled_by_size(found, op, candidates)
     if any(op in P2P for op in open_ops):
-        possible = [groups for groups in candidates if _sends_arrive(ranks, groups)]
+        named = _with_peers(found)
+        everyone = _everyone(named)
+        possible = [groups for groups in candidates if _sends_arrive(named, groups)]
+        if not possible and _sends_arrive(named, everyone):
+            possible = [everyone]
         if len(possible) == 1:
-            found = [_filled(rank, rank.table.is_op(*P2P), possible[0]) for rank in found]
+            found = [_filled(rank, rank.table.is_op(*P2P), possible[0]) for rank in named]
     return found
+
+
+def _everyone(ranks: Sequence[RankCollectives]) -> _Groups:
+    """All ranks as one group, as far as they are captured or named by a send."""
+    peers = [kind.peer for rank in ranks for kind in rank.table.kinds if kind.op in P2P]
+    size = 1 + max([rank.rank for rank in ranks] + [peer for peer in peers if peer is not None])
+    group = ProcessGroup("", "", tuple(range(size)), size)
+    return {rank.rank: group for rank in ranks}
+
+
+def _with_peers(ranks: list[RankCollectives]) -> list[RankCollectives]:
+    """Return the ranks with the other ends of sends and receives filled in, where the trace names none.
+
+    Those of one stream go to one rank. Both ends leave together: what is sent on a stream is received on the
+    only stream of all other ranks whose operations of the same steps end when these do.
+    """
+    streams = {
+        op: [(place, *one) for place, rank in enumerate(ranks) for one in _streams(rank, op)] for op in P2P
+    }
+    pairs = [
+        (one, other)
+        for one in streams["send"]
+        for other in streams["recv"]
+        if one[0] != other[0] and _end_together(ranks[one[0]].table, one[2], ranks[other[0]].table, other[2])
+    ]
+    ends = Counter((op, end[:2]) for pair in pairs for op, end in zip(P2P, pair, strict=True))
+    peers: dict[tuple[str, int, int], int] = {}
+    for one, other in pairs:
+        if ends["send", one[:2]] == ends["recv", other[:2]] == 1:
+            peers["send", one[0], one[1]] = ranks[other[0]].rank
+            peers["recv", other[0], other[1]] = ranks[one[0]].rank
+    return [
+        rank
+        if not peers
+        else replace(
+            rank,
+            table=rank.table.with_kinds(
+                tuple(
+                    replace(kind, peer=peers.get((kind.op, place, kind.stream), kind.peer))
+                    for kind in rank.table.kinds
+                )
+            ),
+        )
+        for place, rank in enumerate(ranks)
+    ]
+
+
+def _streams(rank: RankCollectives, op: str) -> Iterator[tuple[int, npt.NDArray[np.intp]]]:
+    """Yield each stream on which a rank sends or receives, with a rank that is not named, and its rows."""
+    table = rank.table
+    wanted = np.array([kind.op == op and kind.peer is None for kind in table.kinds] or [False])[table.kind]
+    for stream in np.unique(table.stream[wanted]).tolist():
+        yield stream, np.flatnonzero(wanted & (table.stream == stream))
+
+
+def _end_together(
+    first: CollectiveTable,
+    first_rows: npt.NDArray[np.intp],
+    second: CollectiveTable,
+    second_rows: npt.NDArray[np.intp],
+) -> bool:
+    """Whether two ranks have as many operations in the steps that both show, which end at the same times."""
+    steps = np.intersect1d(first.step[first_rows], second.step[second_rows])
+    steps = steps[steps != NONE]
+    one = first.end_ns[first_rows[is_among(first.step[first_rows], steps)]]
+    other = second.end_ns[second_rows[is_among(second.step[second_rows], steps)]]
+    if one.size != other.size or one.size < FEWEST_TELLING:
+        return False
+    apart = np.abs(np.sort(one) - np.sort(other)) > SKEW_NS
+    return bool(apart.sum() <= VIOLATION_SHARE * one.size)
 
 
 def _filled_by_size(

@@ -16,8 +16,8 @@ class Group(msgspec.Struct, frozen=True):
     """A process group, or the two ranks of sends in one direction within it.
 
     ``ranks`` are its members in order, as far as they are known; ``size`` is how many there are.
-    ``one_way``: the first of two ranks sends and the second receives; ``listed``: the trace lists
-    the members, which otherwise are inferred.
+    ``one_way``: the first of two ranks sends and the second receives; ``exchange``: both do both at once.
+    ``listed``: the trace lists the members, which otherwise are inferred.
     """
 
     ranks: tuple[int, ...]
@@ -25,6 +25,7 @@ class Group(msgspec.Struct, frozen=True):
     name: str = ""
     one_way: bool = False
     listed: bool = True
+    exchange: bool = False
 
 
 class GroupNumbers:
@@ -45,7 +46,7 @@ class GroupNumbers:
         group = self._group(kind)
         if group is None or rank not in group.ranks:
             return NO_GROUP
-        if kind.op in ("send", "recv"):
+        if kind.op in ("send", "recv") or (kind.op == "send_recv" and kind.peer is not None):
             group = self._pair(rank, kind, group)
         return NO_GROUP if group is None else self._numbers.setdefault(group, self._next(group))
 
@@ -78,6 +79,8 @@ class GroupNumbers:
             peer = group.ranks[peer]  # counted within the group
         if peer is None:
             return None
+        if kind.op == "send_recv":
+            return Group((min(rank, peer), max(rank, peer)), 2, group.name, exchange=True)
         ends = (rank, peer) if kind.op == "send" else (peer, rank)
         return Group(ends, 2, group.name, one_way=True)
 
@@ -96,13 +99,15 @@ class GroupNumbers:
 def pipeline_pairs(groups: Sequence[Group]) -> list[bool]:
     """Marks the groups that are two neighbours in a pipeline.
 
-    Stages pass activations one way and gradients back. A ring that passes data one way only, as ring
-    attention does, is none.
+    Stages pass activations one way and gradients back, both at once between the first and the last of a
+    step. A ring that passes data one way only, as ring attention does, is none.
     """
     directions = {group.ranks for group in groups if group.one_way}
     rings = _in_rings(directions)
     return [
-        group.one_way and (group.ranks[::-1] in directions or group.ranks[0] not in rings) for group in groups
+        (group.one_way and (group.ranks[::-1] in directions or group.ranks[0] not in rings))
+        or (group.exchange and {group.ranks, group.ranks[::-1]} <= directions)
+        for group in groups
     ]
 
 

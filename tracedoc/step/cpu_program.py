@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.calls import Calls, loader_rows, order_calls, parts_of, ready_lags
-from tracedoc.step.notes import longest_lags, ranges_by_thread, with_units
+from tracedoc.step.notes import find_doings, longest_lags, ranges_by_thread, with_doings, with_units
 from tracedoc.step.program import Call, Cause, Group, RankProgram, TooLong, Unplayable
 from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
@@ -168,8 +168,8 @@ def build_cpu_program(
     span = slice(first, last)
     mine = calls.between(span)
     row, own = graph.row[span], graph.own_ns[span].copy()
-    threads = distinct(table.stream[rows])
-    stream = np.searchsorted(threads, table.stream[rows]).astype(np.uint8)
+    lanes = _lanes(table.start_ns, table.end_ns, table.stream)
+    stream = np.searchsorted(distinct(lanes[rows]), lanes[rows]).astype(np.uint8)
     order = np.lexsort((table.start_ns[rows], stream))
     rows, stream = rows[order], stream[order]
     local = np.full(len(table) + 1, NONE, dtype=np.int64)
@@ -177,7 +177,7 @@ def build_cpu_program(
     comm = np.flatnonzero(mine.kind == Call.COMM)
     point = np.full(len(table), NONE, dtype=np.int32)
     point[row[comm]] = comm
-    launch_lag, gap = _start_lags(table.start_ns, table.end_ns, table.stream, _issued(timeline))
+    launch_lag, gap = _start_lags(table.start_ns, table.end_ns, lanes, _issued(timeline))
     # What a wait waits for may have been issued in the step before: then its time is the host's own.
     waits = np.flatnonzero(mine.kind == Call.SYNC)
     known = local[row[waits]] >= 0
@@ -232,7 +232,7 @@ def build_cpu_program(
         label_at=labelled,
         labels=labels,
     )
-    return with_units(program, timeline, mine.start_ns)
+    return with_doings(with_units(program, timeline), find_doings(timeline), mine.start_ns)
 
 
 def _goes_on(calls: Calls, blocks: npt.NDArray[np.bool_]) -> int:
@@ -240,13 +240,30 @@ def _goes_on(calls: Calls, blocks: npt.NDArray[np.bool_]) -> int:
     return int(calls.end_ns[-1] if blocks[-1] else calls.start_ns[-1])
 
 
+def _lanes(start: Int64Array, end: Int64Array, thread: npt.NDArray[np.integer]) -> Int64Array:
+    """A number for each collective: those of one thread that do not overlap have one.
+
+    What a thread runs waits for what it ran before. Sends and receives are only told where they were called:
+    they overlap, and wait for each other no more than for their other ends.
+    """
+    found = np.zeros(start.size, dtype=np.int64)
+    ends: dict[int, list[int]] = {}
+    numbers: dict[tuple[int, int], int] = {}
+    for row in np.lexsort((start, thread)).tolist():
+        own = ends.setdefault(int(thread[row]), [])
+        lane = next((place for place, free in enumerate(own) if free <= start[row]), len(own))
+        own[lane : lane + 1] = [int(end[row])]
+        found[row] = numbers.setdefault((int(thread[row]), lane), len(numbers))
+    return found
+
+
 def _start_lags(
-    start: Int64Array, end: Int64Array, thread: npt.NDArray[np.integer], issued: Int64Array
+    start: Int64Array, end: Int64Array, lane: npt.NDArray[np.integer], issued: Int64Array
 ) -> tuple[Int64Array, Int64Array]:
     """Nanoseconds from the issue of each collective to its start, and from the end of the one before it."""
-    order = np.lexsort((start, thread))
+    order = np.lexsort((start, lane))
     before = np.full(start.size, np.iinfo(np.int64).min)
-    same = np.flatnonzero(np.diff(thread[order]) == 0)
+    same = np.flatnonzero(np.diff(lane[order]) == 0)
     before[order[same + 1]] = end[order[same]]
     queued = before > issued
     lag, gap = start - issued, start - np.where(queued, before, start)

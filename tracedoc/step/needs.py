@@ -20,12 +20,13 @@ Events = npt.NDArray[np.intp]
 
 
 def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
-    """Waits for reduced gradients, gathered parameters and the update before a gather.
+    """Waits for reduced gradients, gathered parameters, what was received, and the update before a gather.
 
     DistributedDataParallel, FSDP, ZeRO and Megatron make their stream wait for every reduction before the
     backward pass returns; FSDP and ZeRO-3 make it wait for a unit's gather before the unit computes, and
     gather what the optimizer has updated. ZeRO and Megatron gather all parameters after that, before the
-    next step computes. A pair that the trace contradicts is left out.
+    next step computes. What a stage of a pipeline has received is what it computes with next, also where it
+    came while the stage was busy. A pair that the trace contradicts is left out.
     """
     gathered = _gathers(timeline, device)
     updated = _updates(device, _other_gathers(device, gathered))
@@ -33,12 +34,13 @@ def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
         _gradients(timeline, device),
         _uses(timeline, device, gathered),
         _next_steps(device, *updated),
+        _joined([_of_class(device, receives) for receives in _classes(device, _receives(timeline))]),
         _updates(device, gathered),
         updated,
     ]
-    source, target = (np.concatenate([one[side] for one in parts]).astype(np.int64) for side in (0, 1))
+    source, target = _joined(parts)
     lag = np.zeros(source.size, dtype=np.int64)
-    updates = parts[3][0].size + parts[4][0].size
+    updates = parts[4][0].size + parts[5][0].size
     if updates:
         seen = device.start_ns[target[-updates:]] - device.end_ns[source[-updates:]]
         lag[-updates:] = np.clip(seen, 0, ISSUE_LAG_NS)
@@ -135,29 +137,39 @@ MOST_AHEAD = 3
 """A gather is called at most so many others ahead of its use."""
 
 
+def _receives(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
+    """Collectives that receive from one rank; truth values by row."""
+    table = timeline.collectives
+    kinds = [one.op == "recv" or (one.op == "send_recv" and one.peer is not None) for one in table.kinds]
+    return np.array(kinds or [False])[table.kind]
+
+
 def likely_uses(timeline: RankTimeline, device: DeviceEvents) -> Part:
     """Return gathers of no known unit with the compute that is launched next: it is what follows the wait.
 
     Gathers that are called ahead are used later. So many gathers later the next compute counts, the same for
     all gathers of a stream and pass, that no compute of the capture begins before its gather has ended.
     """
-    found = [_of_class(device, gathers) for gathers in _classes(timeline, device)]
-    none = np.empty(0, dtype=np.int64)
-    source = np.concatenate([none, *(one[0] for one in found)])
-    target = np.concatenate([none, *(one[1] for one in found)])
-    return Cause.USE, source, target, np.zeros(source.size, dtype=np.int64)
-
-
-def _classes(timeline: RankTimeline, device: DeviceEvents) -> list[Events]:
-    """Return the gathers of no unit, those of a stream and pass together, in order of launch."""
     table = timeline.collectives
     known = np.zeros(len(table), dtype=bool)
     if timeline.units is not None:
         known[timeline.units.units.gathers.row] = True
-    kinds = np.array([one.op == "all_gather" for one in table.kinds] or [False], dtype=bool)
-    gathers = kinds[table.kind] & ~known & (table.nbytes >= FEWEST_BYTES)
+    gathers = table.is_op("all_gather") & ~known & (table.nbytes >= FEWEST_BYTES)
+    source, target = _joined([_of_class(device, one) for one in _classes(device, gathers)])
+    return Cause.USE, source, target, np.zeros(source.size, dtype=np.int64)
+
+
+def _joined(pairs: list[tuple[Int64Array, Int64Array]]) -> tuple[Int64Array, Int64Array]:
+    """Return all sources of several lists of pairs, and all targets."""
+    none = np.empty(0, dtype=np.int64)
+    source, target = (np.concatenate([none, *(one[side] for one in pairs)]) for side in (0, 1))
+    return source, target
+
+
+def _classes(device: DeviceEvents, wanted: npt.NDArray[np.bool_]) -> list[Events]:
+    """Return some collectives (by row), those of a stream and pass together, in order of launch."""
     events = np.flatnonzero((device.row >= 0) & (device.launched_ns != UNLAUNCHED))
-    events = events[gathers[device.row[events]]]
+    events = events[wanted[device.row[events]]]
     events = events[device.part[events] != Phase.OPTIMIZER]
     key = device.stream[events].astype(np.int64) * 256 + device.part[events]
     return [
@@ -168,6 +180,7 @@ def _classes(timeline: RankTimeline, device: DeviceEvents) -> list[Events]:
 
 
 def _of_class(device: DeviceEvents, gathers: Events) -> tuple[Int64Array, Int64Array]:
+    """Return what is gathered or received with the compute that uses it, of a class."""
     compute, launched = device.compute.events, device.compute.launched_ns
     called = device.launched_ns[gathers]
     for ahead in range(min(MOST_AHEAD + 1, gathers.size)):

@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.spans import Int64Array, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, GpuEvents, collective_records
@@ -23,7 +24,7 @@ from tracedoc.timeline.lags import RELEASE_NS
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows, match_ids
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import CollectiveArgs, Kind, ProcessGroup, Shapes, Trace, TraceInfo
-from tracedoc.trace.distinct import places_by_value
+from tracedoc.trace.distinct import difference, distinct, places_by_value
 from tracedoc.trace.metadata import element_count
 
 LONG_AGO_NS: Final = 1 << 60
@@ -132,7 +133,65 @@ def _join_records(trace: Trace, rows: Rows, launch_rows: Rows) -> list[Collectiv
         own = trace.collectives.get(row)
         holder = int(holders[position]) if holders[position] != NO_ROW else int(by_id[position])
         joined.append(own or (trace.collectives.get(holder) if holder != NO_ROW else None))
+    holding = np.unique(np.concatenate((holders, by_id)))
+    _join_batches(trace, rows, launch_rows, difference(records, holding), joined)
     return joined
+
+
+def _join_batches(
+    trace: Trace, rows: Rows, launch_rows: Rows, free: Rows, joined: list[CollectiveArgs | None]
+) -> None:
+    """Fill in the arguments of kernels that run a batch of sends and receives.
+
+    The batch (``batch_isend_irecv``) is launched when it ends, outside of the records of what it consists of:
+    those on the launching thread since the launch of the collective before.
+    """
+    batches = [
+        place
+        for place, row in enumerate(rows.tolist())
+        if joined[place] is None
+        and launch_rows[place] != NO_ROW
+        and vocabulary.collective_op(trace.row_name(row)) == "send_recv"
+    ]
+    sent = [
+        row
+        for row in free.tolist()
+        if vocabulary.collective_op(trace.collectives[row].name) in vocabulary.P2P_OPS
+    ]
+    if not batches or not sent:
+        return
+    for thread in distinct(trace.thread[sent]).tolist():
+        mine = np.flatnonzero((launch_rows != NO_ROW) & (trace.thread[np.maximum(launch_rows, 0)] == thread))
+        mine = mine[np.argsort(trace.ts_ns[launch_rows[mine]], kind="stable")]
+        own = [row for row in sent if trace.thread[row] == thread]
+        following = np.searchsorted(trace.ts_ns[launch_rows[mine]], trace.ts_ns[own])
+        parts: dict[int, list[CollectiveArgs]] = defaultdict(list)
+        for row, place in zip(own, following.tolist(), strict=True):
+            if place < mine.size and int(mine[place]) in batches:
+                parts[int(mine[place])].append(trace.collectives[row])
+        for place, found in parts.items():
+            joined[place] = _batch(found)
+
+
+def _batch(parts: Sequence[CollectiveArgs]) -> CollectiveArgs:
+    """The arguments of several sends and receives as one, with its peer where they are all with one rank."""
+    elements: dict[str, int] = defaultdict(int)
+    peers = set()
+    for one in parts:
+        op = vocabulary.collective_op(one.name) or ""
+        elements[op] += one.in_elements or 0
+        peers.add(_peer(op, one))
+    peer = peers.pop() if len(peers) == 1 else None
+    most = max(elements.values()) or None
+    return replace(
+        parts[0],
+        name=parts[0].name if len(elements) == 1 else "send_recv",
+        in_elements=most,
+        out_elements=most,
+        seq=None,
+        src_rank=peer,
+        dst_rank=peer,
+    )
 
 
 def _nccl_annotations(trace: Trace) -> Rows:
@@ -194,7 +253,9 @@ def _peer(op: str, arguments: CollectiveArgs | None) -> int | None:
     if arguments is None:
         return None
     peer = arguments.dst_rank if op == "send" else arguments.src_rank
-    return peer if peer is not None and peer >= 0 and op in ("send", "recv", "broadcast") else None
+    return (
+        peer if peer is not None and peer >= 0 and (op in vocabulary.P2P_OPS or op == "broadcast") else None
+    )
 
 
 def _peer_of_call(op: str, shapes: Shapes | None) -> int | None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.spans import Spans, places_in
+from tracedoc.spans import Spans, in_order, places_in
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, COPY, Activity, GpuEvents, gloo_rows
 from tracedoc.timeline.collectives import gloo_calls
 from tracedoc.timeline.launches import Rows
@@ -79,6 +79,7 @@ class _Marks(msgspec.Struct, frozen=True, eq=False):
     begins: Int64Array  # where a forward pass has surely begun
     gathers: Rows
     stepping: Rows  # every operator and range on the threads that run the training loop
+    transfers: Rows  # sends and receives
     engine: npt.NDArray[np.int32]  # the threads that do nothing but run backward passes
 
 
@@ -161,8 +162,13 @@ def _marks(trace: Trace) -> _Marks:
         begins=trace.ts_ns[begin_rows[~trace.thread.among(engine, begin_rows)]],
         gathers=_host_rows(trace, trace.named(frameworks.is_parameter_gather) & (not hooked)),
         stepping=np.flatnonzero(stepping),
+        transfers=_host_rows(trace, trace.named(_passes_data)),
         engine=engine,
     )
+
+
+def _passes_data(name: str) -> bool:
+    return name.startswith("c10d::") and vocabulary.collective_op(name) in vocabulary.P2P_OPS
 
 
 def _host_rows(trace: Trace, chosen: BoolArray) -> Rows:
@@ -208,10 +214,16 @@ def _reductions(trace: Trace) -> Rows:
 
 
 def _passes(trace: Trace, marks: _Marks, nodes: Spans, boundaries: Int64Array) -> tuple[tuple[int, int], ...]:
-    """Join nodes into backward passes: between the nodes of one pass the training loop launches nothing."""
+    """Join nodes into backward passes: between the nodes of one pass the training loop launches nothing.
+
+    Nor does the engine send or receive between two nodes: a pipeline does, between two passes.
+    """
     gap_starts, gap_ends = nodes.ends[:-1], nodes.starts[1:]
-    starts = trace.ts_ns[marks.stepping]
+    starts, sent = trace.ts_ns[marks.stepping], marks.transfers
     held = np.searchsorted(starts, gap_ends, side="left") - np.searchsorted(starts, gap_starts, side="left")
+    # A call may seem to begin before the node has ended: old traces are good to a quarter of a microsecond.
+    held += np.searchsorted(trace.ts_ns[sent], gap_ends, side="left")
+    held -= np.searchsorted(in_order(trace.end_ns[sent]), gap_starts, side="right")
     cut = np.flatnonzero(
         (held > 0) | (np.searchsorted(boundaries, gap_ends) > np.searchsorted(boundaries, gap_starts))
     )
@@ -293,11 +305,9 @@ def _forward_spans(
 
 
 def _gathered_until(trace: Trace, marks: _Marks, start: int, end: int) -> int:
-    times = trace.ts_ns[marks.gathers]
-    inside = marks.gathers[
-        np.searchsorted(times, start, side="left") : np.searchsorted(times, end, side="left")
-    ]
-    return int(trace.end_ns[inside].max()) if inside.size else start
+    begins, ends = trace.ts_ns[marks.gathers], trace.end_ns[marks.gathers]
+    # Rounding may let one begin a nanosecond before what it follows has ended.
+    return int(ends[(begins < end) & (ends > start)].max(initial=start))
 
 
 def _recompute_spans(trace: Trace, backward: Rows) -> Spans:

@@ -67,7 +67,7 @@ class Plays:
     def __init__(self, replay: RunReplay, scenario: Scenario) -> None:
         self._replay, self._base = replay, replay.base[scenario]
         self._scale = _steps_played(replay) * 1e6
-        self._known: dict[frozenset[int], float] = {}
+        self._known: dict[frozenset[int], float] = {frozenset(): 0.0}
 
     def gains(self, asked: Sequence[Iterable[Removal]]) -> list[float]:
         """How much shorter the step is without each of several lists of removals, in ms."""
@@ -77,6 +77,12 @@ class Plays:
         for key, step_ns in zip(new, self._steps(list(new.values())), strict=True):
             self._known[key] = max(self._base.step_ns - step_ns, 0.0) / self._scale
         return [self._known[key] for key in keys]
+
+    def more(self, given: Iterable[Removal], taken: Iterable[Removal]) -> float:
+        """How much shorter the step is without what is taken, where what is given is gone; in ms."""
+        before = tuple(given)
+        with_both, without = self.gains([(*before, *taken), before])
+        return max(with_both - without, 0.0)
 
     @property
     def base_ms(self) -> float:
@@ -226,27 +232,27 @@ def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry],
     if not families:
         return [], 0.0
     everything = [one for family in families.values() for one in family.whole]
-    total, *found = plays.gains(
-        [
-            everything,
-            *(family.whole for family in families.values()),
-            *(_others(families, name) for name in families),
-        ]
-    )
-    count = len(families)
+    first = {
+        name: families[one.after].whole if one.after in families else () for name, one in families.items()
+    }
+    others = {name: _others(families, name) for name in families}
+    ways = [(given[name], families[name].whole) for given in (first, others) for name in families]
+    total, *_ = plays.gains([everything, *((*given, *taken) for given, taken in ways), *others.values()])
+    gains = [plays.more(given, taken) for given, taken in ways]
     weights = {
-        name: Weights(found[place], max(total - found[place + count], 0.0))
-        for place, name in enumerate(families)
+        name: Weights(alone, last)
+        for name, alone, last in zip(families, gains, gains[len(families) :], strict=False)
     }
     entries: list[Entry] = []
     for name, share in split_by_size(total, weights).items():
-        others = _others(families, name)
-        entries += _of_family(plays, families[name], weights[name], share, others)
+        entries += _of_family(plays, families[name], weights[name], share, others[name])
     return entries, total
 
 
 def _others(families: Mapping[str, Family], name: str) -> list[Removal]:
-    return [one for other, family in families.items() if other != name for one in family.whole]
+    """What all families take but one, and those that come after it."""
+    kept = [family for other, family in families.items() if other != name and family.after != name]
+    return [one for family in kept for one in family.whole]
 
 
 def _of_family(
@@ -284,7 +290,8 @@ def _of_family(
     ]
     if family.rest:
         rest = Weights(max(whole.alone - alone, 0.0), max(whole.last - (after - before), 0.0))
-        of_whole = rest.alone / whole.alone if whole.alone > 0 else 0.0
+        (gain,) = plays.gains([family.whole])
+        of_whole = rest.alone / gain if gain > 0 else 0.0
         entries.append(Entry(family.rest, share - named, rest, family.whole, of_whole, family.members))
     return entries
 

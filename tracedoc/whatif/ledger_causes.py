@@ -13,10 +13,8 @@ from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Cause, Group
+from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.stalls import AWAY_LAUNCHES
-from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
@@ -24,10 +22,9 @@ from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
-from tracedoc.whatif.changes.ranks import evened, share_work, usual_host
 from tracedoc.whatif.changes.reductions import reduce_once
-from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
 from tracedoc.whatif.changes.split_units import split_units
+from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses, spent
 from tracedoc.whatif.removal import Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
@@ -37,11 +34,13 @@ class Family(msgspec.Struct, frozen=True, eq=False):
     """Causes of one kind. ``whole`` is what all of them take, ``members`` what each does, by id.
 
     ``rest`` is the id of what remains of the family when its members are gone, "" where nothing does.
+    ``after`` names a family whose cost is not its own: alone it costs what it does when that one is gone.
     """
 
     whole: tuple[Removal, ...]
     members: Mapping[str, Removal]
     rest: str = ""
+    after: str = ""
 
 
 def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[str, Family]:
@@ -50,10 +49,10 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
     own = program.own.astype(np.int64)
     own[program.layout.batch_point] = program.layout.batch_ns
     program = program.edited(own=own, ready=replay.base[Scenario.SLOW].program.ready)
-    even = _even(run, program)
+    even = even_times(run, program)
     found = {
         "ranks": _ranks(program, even),
-        "pipeline": _pipeline(program),
+        "pipeline": _pipeline(program, even),
         "input": _input(program, even),
         "host": _host(run, program, even),
         "offload": _offload(replay, program),
@@ -74,44 +73,15 @@ def _family(
 
 
 def _taken(before: np.ndarray, after: np.ndarray) -> Times | None:
-    """What one column is longer than another, ``None`` where nothing is."""
-    taken = np.maximum(before.astype(np.int64) - after, 0)
+    """What one column is longer than another (below 0 where it is shorter), ``None`` where both are alike."""
+    taken = before.astype(np.int64) - after
     return taken if taken.any() else None
 
 
 # --- ranks that take longer than their peers
 
 
-class _Even(msgspec.Struct, frozen=True, eq=False):
-    """How long things take where every rank is like its peers; columns as in the program."""
-
-    lag: Times
-    own: Times
-    ready: Times
-    dur: Times
-
-
-def _even(run: RunView, program: RunProgram) -> _Even:
-    """The times of a program in which no rank takes longer than its peers of the same stage."""
-    layout, even = program.layout, program
-    stages = pipeline(run)
-    place_of = {rank: place for place, rank in enumerate(layout.ranks)}
-    groups = (tuple(range(len(run.digests))),) if stages is None else stages.stages
-    ready = program.ready.astype(np.int64)
-    for stage in groups:
-        peers_of = (place_of.get(run.digests[place].rank) for place in stage)
-        places = tuple(place for place in peers_of if place is not None)
-        if len(places) < 2:
-            continue
-        even = evened(even, places, places)
-        peers = np.array(places)
-        waits = np.where(ready >= 0, ready, 0)
-        usual = usual_host(waits, np.zeros_like(layout.part), layout.point_base, places, peers)
-        ready = np.where(ready >= 0, usual, ready)
-    return _Even(even.lag.astype(np.int64), even.own.astype(np.int64), ready, even.dur.astype(np.int64))
-
-
-def _ranks(program: RunProgram, even: _Even) -> Family | None:
+def _ranks(program: RunProgram, even: Even) -> Family | None:
     loads = program.layout.kind == Call.INPUT
     dur, lag = _taken(program.dur, even.dur), _taken(program.lag, even.lag)
     own, ready = _taken(program.own, even.own), _taken(program.ready, even.ready)
@@ -145,7 +115,7 @@ def _batch_copies(program: RunProgram) -> Mask:
     return copies
 
 
-def _input(program: RunProgram, even: _Even) -> Family | None:
+def _input(program: RunProgram, even: Even) -> Family | None:
     layout = program.layout
     loads = layout.kind == Call.INPUT
     own, ready = _chosen(even.own, loads), _chosen(np.maximum(even.ready, 0), loads)
@@ -166,14 +136,14 @@ def _input(program: RunProgram, even: _Even) -> Family | None:
 # --- the host
 
 
-def _host(run: RunView, program: RunProgram, even: _Even) -> Family | None:
+def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
     """What the host costs; nothing is known of it in a capture without the launches of its kernels."""
     layout = program.layout
     if layout.is_cpu or not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
-    lag[layout.offload_point] = np.maximum(lag[layout.offload_point] - layout.offload_ns, 0)
+    lag -= spent(layout, Doing.OFFLOADED, lag)
     offloading = np.zeros(layout.events, dtype=bool)
     offloading[layout.offload_event] = True
     of_input = (layout.cause_kind == Cause.COPY) & _batch_copies(program)[layout.cause_from]
@@ -187,28 +157,22 @@ def _host(run: RunView, program: RunProgram, even: _Even) -> Family | None:
     own = np.where(loads | copied_in, 0, even.own)
     at_sync = np.zeros(layout.points, dtype=bool)
     at_sync[layout.cause_to[synced]] = True
-    pause = _pauses(program, lag)
+    first = spent(layout, Doing.LOADING, lag)
+    compiling = spent(layout, Doing.COMPILING, lag - first)
+    pause = pauses(program, lag - first - compiling)
     return _family(
         {
+            "host.first_calls": Removal(lag=first) if first.any() else None,
+            "host.compile": Removal(lag=compiling) if compiling.any() else None,
             "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
-            "host.pause": None if pause is None else Removal(lag=pause),
-            "host.launch": Removal(lag=lag if pause is None else lag - pause),
+            "host.pause": Removal(lag=pause) if pause.any() else None,
+            "host.launch": Removal(lag=lag - first - compiling - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),
     )
-
-
-def _pauses(program: RunProgram, lag: Times) -> Times | None:
-    """What of the host's time lies in gaps in which it does not launch, but something else."""
-    launches = lag[program.layout.kind == Call.LAUNCH]
-    if not launches.size:
-        return None
-    usual = float(np.median(launches))
-    away = lag > AWAY_LAUNCHES * usual
-    return _chosen((lag - usual).astype(np.int64), away)
 
 
 def _offload(replay: RunReplay, program: RunProgram) -> Family | None:
@@ -263,16 +227,9 @@ def _gone(before: RunProgram, after: RunProgram) -> Mask:
     return np.asarray(before.launched & ~after.launched & before.joined & ~after.joined)
 
 
-def _between_stages(program: RunProgram) -> Mask:
-    """Which parts of collectives are sends and receives."""
-    joins = program.layout.joins
-    passes = np.array([name in POINT_TO_POINT for name in joins.kinds] or [False])
-    return np.asarray(passes[joins.kind]) if joins.kind.size else np.zeros(0, dtype=bool)
-
-
 def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family | None:
     joins = program.layout.joins
-    mine = ~_between_stages(program)
+    mine = ~between_stages(program)
     if not mine.any():
         return None
     slower = np.where(mine, _below_link(run, program), 0.0)
@@ -362,21 +319,24 @@ def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
     return found
 
 
-def _pipeline(program: RunProgram) -> Family | None:
-    passes = _between_stages(program)
+def _pipeline(program: RunProgram, even: Even) -> Family | None:
+    passes = between_stages(program)
     if not passes.any():
         return None
     transfer = np.where(passes, program.transfer, 0)
-    shared = share_work(program, Arguments({}, {}))
-    members: dict[str, Removal | None] = {"pipeline.transfer": Removal(transfer=transfer)}
-    if not isinstance(shared, NotApplicable):
-        # The longest stages become like the mean one.
-        dur = _taken(program.dur, shared.dur)
-        members["pipeline.imbalance"] = None if dur is None else Removal(dur=dur)
+    # What a part takes whose other end is not known may be waiting, for the stage of a rank that is missing.
+    sent = np.where(program.layout.joins.complete, transfer, 0)
+    # The longest stages give to the others what they compute more than the mean one.
+    dur = _taken(even.dur, balanced_stages(program, even.dur))
+    members: dict[str, Removal | None] = {
+        "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
+        "pipeline.imbalance": None if dur is None else Removal(dur=dur, transfer=transfer - sent),
+    }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.
     uneven = [there[name] for name in ("pipeline.imbalance",) if name in there]
-    return Family((Removal(transfer=transfer, alone=passes), *uneven), there, "pipeline.bubble")
+    # Stages wait for a slow rank as well: the bubble is what remains when all are equal.
+    return Family((Removal(transfer=transfer, alone=passes), *uneven), there, "pipeline.bubble", "ranks")
 
 
 # --- compute
@@ -386,7 +346,7 @@ SMALL_NS = 5_000
 """A kernel this short takes half of its time for being started and ended, and for the gap before it."""
 
 
-def _compute(run: RunView, program: RunProgram, even: _Even) -> Family | None:
+def _compute(run: RunView, program: RunProgram, even: Even) -> Family | None:
     layout = program.layout
     share = np.array([_plain_saving(run, rank) for rank in layout.ranks])
     matrix = layout.group == Group.MATRIX
@@ -409,7 +369,7 @@ UNFUSED = 0.5
 values for each parameter instead of some fifteen."""
 
 
-def _optimizer(program: RunProgram, even: _Even, small: Mask) -> Removal | None:
+def _optimizer(program: RunProgram, even: Even, small: Mask) -> Removal | None:
     """What small kernels of an optimizer take, and larger ones for what they read and write again."""
     layout = program.layout
     again = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE) & ~small
@@ -428,7 +388,7 @@ def _repeated_small(program: RunProgram) -> Mask:
     return follows
 
 
-def _without_kernels(program: RunProgram, even: _Even, gone: Mask) -> Removal | None:
+def _without_kernels(program: RunProgram, even: Even, gone: Mask) -> Removal | None:
     """What kernels take, with the gaps before them."""
     dur = _chosen(even.dur, gone)
     return None if dur is None else Removal(dur=dur, gap=np.where(gone, program.layout.gap, 0))
@@ -439,6 +399,6 @@ def _plain_saving(run: RunView, rank: int) -> float:
     facts = run.digest(rank).facts
     saving, plain, used = (
         float(value) if isinstance(value := facts.get(name), (int, float)) else 0.0
-        for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac")
+        for name in ("tensor_core_saving_least_ms", "plain_matrix_ms", "tensor_core_frac")
     )
     return saving / plain * (1.0 - used) if plain > 0 else 0.0

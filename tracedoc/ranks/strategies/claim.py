@@ -58,6 +58,11 @@ def is_large(traffic: Traffic) -> bool:
     return traffic.largest is not None and traffic.largest >= GRADIENT_BYTES
 
 
+def may_be_large(traffic: Traffic) -> bool:
+    """Whether a kind of collective carries parameters or gradients, or its size is not known."""
+    return traffic.largest is None or is_large(traffic)
+
+
 def sized(traffic: Sequence[Traffic], what: str, where: str = "") -> str:
     """Return evidence in words with the size: ``2 all-reduces a step, the largest of 24 MiB``."""
     largest = max((t.largest for t in traffic if t.largest is not None), default=None)

@@ -9,11 +9,12 @@ from tracedoc.ranks.strategies.claim import (
     gathers_in_backward,
     gathers_in_forward,
     is_large,
+    may_be_large,
     per_step,
     sized,
 )
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.strategy_signs import StrategySigns, Traffic
+from tracedoc.timeline.strategy_signs import StrategySigns
 
 
 def ddp(signs: StrategySigns, world_size: int | None) -> Claim | None:
@@ -162,8 +163,8 @@ def zero12(signs: StrategySigns, world_size: int | None) -> Claim | None:
     ZeRO-2 reduces in every micro-batch, ZeRO-1 once for each step of the optimizer; with one micro-batch
     the two look alike. Where sizes were not recorded, as by old versions of torch, the place alone counts.
     """
-    gathered = [t for t in signs.select("all_gather", Phase.OPTIMIZER) if _may_be_large(t)]
-    reduced = [t for t in signs.select(REDUCTIONS, *BACKWARD, Phase.OTHER) if _may_be_large(t)]
+    gathered = [t for t in signs.select("all_gather", Phase.OPTIMIZER) if may_be_large(t)]
+    reduced = [t for t in signs.select(REDUCTIONS, *BACKWARD, Phase.OTHER) if may_be_large(t)]
     if not gathered or not reduced:
         return None
     evidence = [
@@ -183,10 +184,6 @@ def zero12(signs: StrategySigns, world_size: int | None) -> Claim | None:
         return Claim(_offloaded("ZeRO-1", signs), "zero-1", "optimizer", confidence, tuple(evidence))
     evidence.append("one micro-batch a step: ZeRO-1 and ZeRO-2 look alike")
     return Claim(_offloaded("ZeRO-1 or ZeRO-2", signs), "zero-1", "optimizer", "low", tuple(evidence))
-
-
-def _may_be_large(traffic: Traffic) -> bool:
-    return traffic.largest is None or is_large(traffic)
 
 
 def _offloaded(name: str, signs: StrategySigns) -> str:

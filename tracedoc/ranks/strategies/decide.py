@@ -11,6 +11,7 @@ from tracedoc.errors import failure
 from tracedoc.ranks.strategies.claim import Claim, is_large
 from tracedoc.ranks.strategies.data_parallel import by_hand, data_parallel, ddp, fsdp1, fsdp2, zero3, zero12
 from tracedoc.ranks.strategies.model_parallel import (
+    WRAPPED,
     context_parallel,
     exchange,
     megatron,
@@ -18,7 +19,7 @@ from tracedoc.ranks.strategies.model_parallel import (
     tensor_parallel,
 )
 from tracedoc.run.job import Job
-from tracedoc.timeline.strategy_signs import SHARDED_MARKS, StrategySigns
+from tracedoc.timeline.strategy_signs import StrategySigns
 
 Recogniser = Callable[[StrategySigns, "int | None"], "Claim | None"]
 
@@ -121,7 +122,7 @@ def _tempered(claim: Claim, signs: Sequence[StrategySigns], world_size: int | No
     """Lower the confidence where the ranks' marks differ, or no rank's step was captured whole."""
     if claim.confidence != "high":
         return claim
-    marks = [one.seen & (SHARDED_MARKS | {"ddp", "data_parallel"}) for one in signs]
+    marks = [one.seen & WRAPPED for one in signs]
     if len(set(marks)) > 1:
         return replace(
             claim, confidence="medium", evidence=(*claim.evidence, "not every rank shows the same wrapper")

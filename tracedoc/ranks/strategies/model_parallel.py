@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from tracedoc.ranks.strategies.claim import BACKWARD, Claim, is_large, per_step
+from tracedoc.ranks.strategies.claim import BACKWARD, Claim, is_large, may_be_large, per_step
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.strategy_signs import StrategySigns, Traffic
+from tracedoc.timeline.strategy_signs import SHARDED_MARKS, StrategySigns, Traffic
 
 MEGATRON_GROUPS = (
     ("TP", re.compile(r"TENSOR_MODEL_PARALLEL_GROUP$")),
@@ -21,6 +21,9 @@ _TENSOR_GROUP = re.compile(r"(?:^|_)(?:tp|tensor)(?:_|$)|TENSOR_MODEL_PARALLEL_G
 CONTEXT_GROUP = re.compile(r"(?:^|_)(?:cp|context)(?:_|$)|CONTEXT_PARALLEL_GROUP$", re.IGNORECASE)
 _EXPERT_GROUP = re.compile(r"(?:^|_)(?:ep|expert|moe)(?:_|$)|EXPERT_MODEL_PARALLEL_GROUP$", re.IGNORECASE)
 _LAYER_OPS = ("all_reduce", "all_gather", "reduce_scatter")
+
+WRAPPED = SHARDED_MARKS | {"ddp", "data_parallel"}
+"""Marks of wrappers, whose jobs are named without this."""
 
 FEWEST_LAYERS = 2
 """One sum in the forward pass may be that of a loss over all ranks."""
@@ -70,6 +73,7 @@ def tensor_parallel(signs: StrategySigns, world_size: int | None) -> Claim | Non
     elif not forward or not backward:
         forward, backward = _by_hand(signs)
         why = "activations are added up over ranks in forward and in backward, as layers by hand do"
+        confidence = "medium" if any(map(is_large, forward)) else "low"
     ahead, back = sum(t.calls for t in forward), sum(t.calls for t in backward)
     if not ahead or not back:
         return None
@@ -87,8 +91,10 @@ def _by_hand(signs: StrategySigns) -> tuple[list[Traffic], list[Traffic]]:
 
     Nothing else adds up tensors of such a size over ranks in several places of a forward pass, and as often
     in the backward pass within the same group: gradients are reduced behind it, units of parameters gathered.
+    Where sizes were not recorded, as by old versions of torch, the places alone count, without a wrapper.
     """
-    adds = [t for t in signs.select(("all_reduce", "reduce_scatter"), Phase.FORWARD) if is_large(t)]
+    large = is_large if signs.seen & WRAPPED else may_be_large
+    adds = [t for t in signs.select(("all_reduce", "reduce_scatter"), Phase.FORWARD) if large(t)]
     groups = {(t.group, t.group_size) for t in adds}
     ahead = [t for t in signs.select(_LAYER_OPS, Phase.FORWARD) if (t.group, t.group_size) in groups]
     back = [t for t in signs.select(_LAYER_OPS, *BACKWARD) if (t.group, t.group_size) in groups]

@@ -7,9 +7,14 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from tracedoc.ranks.arrival_replay import ArrivalReplay, arrival_replay, gains_of_work, gains_without
+from tracedoc.ranks.arrival_replay import (
+    ArrivalReplay,
+    arrival_replay,
+    gains_of_launches,
+    gains_of_work,
+    gains_without,
+)
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array
 from tracedoc.step.sync_path import Action
@@ -24,6 +29,8 @@ from tracedoc.topics.pipeline.stages import (
     pipeline,
     ways_of_kinds,
 )
+from tracedoc.topics.straggler.slow_gpus import Slowness, slowness_by_rank
+from tracedoc.topics.straggler.work_before import CAUSES, host_surplus_ns, host_us
 
 SLOWER = 0.05
 """Replicas whose passes differ by less do the same work."""
@@ -100,15 +107,36 @@ def pass_ratios(run: RunView) -> Floats:
 
 
 class SlowWorker(msgspec.Struct, frozen=True, eq=False):
-    """A rank (a position) that takes longer than the others of its stage.
+    """A rank (a position) that takes longer than its replicas, or than other stages take for the same.
 
-    ``longer_ns`` is by how much its passes do in each step of the pipeline, 0 where its GPU is idle for
-    longer instead; ``gain_ns`` how much shorter each step would be if they did not.
+    ``gain_ns`` is how much shorter each step of the pipeline would be if it did not; ``excess_us[step,
+    cause]`` what it is longer at, by :data:`CAUSES`, ``None`` where its collectives with replicas tell that.
     """
 
     place: int
-    longer_ns: Int64Array
     gain_ns: Int64Array
+    excess_us: Int64Array | None = None
+
+
+@once
+def slow_stages(run: RunView) -> dict[int, float]:
+    """How many times as long a GPU takes for layers that other stages have too, of ranks without replicas."""
+    found = pipeline(run)
+    slowness = (
+        {}
+        if found is None
+        else {place: slowness_by_rank(run)[run.digests[place].rank] for place in _alone(found)}
+    )
+    return {
+        place: one.ratio
+        for place, one in slowness.items()
+        if isinstance(one, Slowness) and min(one.ratio, one.low_ratio) >= 1 + SLOWER
+    }
+
+
+def _alone(found: Pipeline) -> list[int]:
+    """The ranks that have no replica."""
+    return [stage[0] for stage in found.stages if len(stage) == 1]
 
 
 @once
@@ -117,7 +145,10 @@ def slow_workers(run: RunView) -> tuple[SlowWorker, ...]:
     found, plan = _replayed(run)
     if found is None:
         return ()
-    workers = _away_workers(found, cpu_work(run)) if plan is None else _slow_on_gpus(run, plan, found)
+    if plan is None:
+        workers = _away_workers(found, cpu_work(run))
+    else:
+        workers = [*_slow_on_gpus(run, plan, found), *_slow_alone(run, plan, found)]
     return tuple(sorted(workers, key=lambda worker: -int(worker.gain_ns.sum())))
 
 
@@ -180,7 +211,7 @@ def _passes(
     table, path = run.digests[place].collectives, run.digests[place].sync_path
     assert path is not None
     ways = ways_of_kinds(table, found.stage_of_rank, found.stage_of(place))
-    sends = np.array([kind.op == "send" for kind in table.kinds] or [False])
+    sends = np.array([kind.op in ("send", "send_recv") for kind in table.kinds] or [False])
     position, action, item = actions_of(plan, place)
     ready = action == int(Action.READY)
     kind = np.zeros(action.size, dtype=np.intp)
@@ -203,16 +234,47 @@ def _with_replicas(found: Pipeline) -> Iterator[tuple[int, list[int]]]:
 def _slow_on_gpus(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[SlowWorker]:
     """The ranks whose passes take longer than those of their replicas, or whose GPU is idle for longer."""
     workers = []
-    idle = _idle_ns(run, found)
+    idle = _idle_ns(run, found.steps)
     for place, others in _with_replicas(found):
         usual = np.median(found.pass_ns[others], axis=0)
         longer = found.pass_ns[place] - usual
         if longer.mean() >= SLOWER * usual.mean():
             gain = _gain_of_usual_passes(run, plan, found, place, usual)
-            workers.append(SlowWorker(place, np.maximum(longer, 0).astype(np.int64), gain))
+            workers.append(SlowWorker(place, gain, _in_kernels(longer)))
         elif (idle[place] - np.median(idle[others], axis=0)).mean() >= SLOWER * usual.mean():
             gain = gains_without(run, place, found.steps)
-            workers.append(SlowWorker(place, np.zeros(len(found.steps), dtype=np.int64), gain))
+            workers.append(SlowWorker(place, gain))
+    return workers
+
+
+def _in_kernels(longer_ns: Floats) -> Int64Array:
+    """Time of each step by :data:`CAUSES`, all of it in kernels."""
+    found = np.zeros((longer_ns.size, len(CAUSES)), dtype=np.int64)
+    found[:, CAUSES.index("kernels")] = np.maximum(longer_ns, 0) // 1000
+    return found
+
+
+def _slow_alone(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[SlowWorker]:
+    """The ranks without replicas whose GPU is slower, or idle for longer, than those of other stages."""
+    workers, slow = [], slow_stages(run)
+    idle = _idle_ns(run, found.steps)
+    for place in _alone(found):
+        pass_ns = found.pass_ns[place]
+        if place in slow:
+            usual = pass_ns / slow[place]
+            gain = _gain_of_usual_passes(run, plan, found, place, usual)
+            workers.append(SlowWorker(place, gain, _in_kernels(pass_ns - usual)))
+        elif found.whole:
+            longer = np.maximum(idle[place] - np.median(np.delete(idle, place, axis=0), axis=0), 0)
+            surplus = host_surplus_ns(run, run.digests[place].rank)
+            if surplus is not None:  # the others' hosts may be as slow beside their waiting
+                longer = np.minimum(longer, max(surplus, 0))
+            causes = np.sum([host_us(run, place, step) for step in found.steps], axis=0)
+            if causes.any() and longer.mean() >= SLOWER * pass_ns.mean():
+                excess = np.outer(longer, causes / causes.sum()).astype(np.int64) // 1000
+                earlier = dict(zip(found.steps, longer.astype(np.int64).tolist(), strict=True))
+                gain = gains_of_launches(plan, place, earlier, found.steps)
+                workers.append(SlowWorker(place, gain, excess))
     return workers
 
 
@@ -254,10 +316,11 @@ def _away_workers(found: Pipeline, work: CpuWork | None) -> list[SlowWorker]:
         if more >= SLOWER_CPU * found.pass_ns[others].mean():
             longer = work.away_ns[place] - np.median(work.away_ns[others], axis=0)
             gain = np.maximum(longer, 0).astype(np.int64)
-            workers.append(SlowWorker(place, np.zeros(len(found.steps), dtype=np.int64), gain))
+            workers.append(SlowWorker(place, gain))
     return workers
 
 
-def _idle_ns(run: RunView, found: Pipeline) -> npt.NDArray[np.float64]:
+def _idle_ns(run: RunView, steps: tuple[int, ...]) -> Floats:
+    """What the GPU of each rank is idle in steps: ``[rank, step]``."""
     by_step = [{step.index: step.budget.idle_ns for step in digest.steps} for digest in run.digests]
-    return np.array([[idle[step] for step in found.steps] for idle in by_step], dtype=np.float64)
+    return np.array([[idle[step] for step in steps] for idle in by_step], dtype=np.float64)

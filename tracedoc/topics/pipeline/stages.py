@@ -19,6 +19,7 @@ from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.sync_path import Action
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.trace.distinct import is_among
+from tracedoc.trace.vocabulary import P2P_OPS
 
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
@@ -35,9 +36,10 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
 
     ``chains`` are the pipelines that run side by side, each with its ranks from the first to the last stage,
     ``NOT_CAPTURED`` where one is missing; ``stage_of_rank`` knows such ranks too. ``steps`` are those that
-    all ranks show with all of their passes. ``pass_ns[rank, step]`` is what each works on forward and
-    backward passes in them, without the optimizer; ``away_ns`` is the part of it without work on the device,
-    known in CPU runs (:func:`cpu_work`), whose passes are whole steps without communication.
+    all ranks show whole, without any those with all of their passes. ``pass_ns[rank, step]`` is what each
+    works on forward and backward passes in them, without the optimizer; ``away_ns`` is the part of it without
+    work on the device, known in CPU runs (:func:`cpu_work`), whose passes are whole steps without
+    communication.
     ``micro_batches`` are those of a step; ``alternates``: forward and backward passes do, as in 1F1B.
     """
 
@@ -94,7 +96,8 @@ def pipeline(run: RunView) -> Pipeline | None:
     if not ranks or len({len(chain) for chain in ranks}) > 1 or not shown:
         return None
     plan = arrival_replay(run)
-    measured = _cpu_passes(run) if plan is None else _gpu_passes(run, plan, tuple(sorted(shown)))
+    chosen = run.common_steps or tuple(sorted(shown))
+    measured = _cpu_passes(run) if plan is None else _gpu_passes(run, plan, chosen)
     if measured is None:
         return None
     steps, pass_ns, away_ns = measured
@@ -138,7 +141,10 @@ def _micro_batches(run: RunView, chains: Sequence[Sequence[int]], steps: Sequenc
     if sender < 0:
         return 0
     ends = (run.digests[sender].rank, run.digests[receiver].rank)
-    ways = [group.one_way and group.ranks == ends for group in run.matching.groups]
+    ways = [
+        (group.one_way and group.ranks == ends) or (group.exchange and set(group.ranks) == set(ends))
+        for group in run.matching.groups
+    ]
     mine = np.array(ways or [False])[run.matching.group] & np.isin(run.matching.step, steps)
     return round(float(mine.sum()) / len(steps))
 
@@ -162,6 +168,8 @@ def _alternates(run: RunView, stage_of_rank: dict[int, int], steps: Sequence[int
         if stage is None:
             continue
         towards, sends = ways_of_kinds(table, stage_of_rank, stage)[table.kind], table.is_op("send")
+        if (table.is_op("send_recv") & (towards != 0) & is_among(table.step, steps)).sum() > len(steps):
+            return True
         gradients = table.is_op("recv") & (towards > 0) if stage == 0 else sends & (towards < 0)
         events = np.flatnonzero(is_among(table.step, steps) & (gradients | (sends & (towards > 0))))
         times = np.where(sends[events], table.start_ns[events], table.end_ns[events])
@@ -202,21 +210,27 @@ def actions_of(plan: ArrivalReplay, place: int) -> tuple[Places, Int64Array, Int
 def passes_of_step(run: RunView, plan: ArrivalReplay, place: int, step: int) -> tuple[Places, Places]:
     """The actions of a rank up to which it works on passes in a step, and those after them.
 
-    The passes end where the first operation with other ranks begins after the last send or receive.
+    The passes end where the last reduction of gradients begins after the last send or receive, or the first
+    other operation with other ranks.
     """
-    table, number = run.digests[place].collectives, plan.steps[place].index(step)
+    digest, number = run.digests[place], plan.steps[place].index(step)
+    table = digest.collectives
     position, action, item = actions_of(plan, place)
     edges = np.flatnonzero((action == int(Action.STEP)) & ((item == number) | (item == number + 1)))
     within = slice(edges[0] + 1, edges[1] + 1)
     position, action, item = position[within], action[within], item[within]
     in_row = (action == int(Action.READY)) | (action == int(Action.JOIN))
-    neighbours = table.is_op("send", "recv") & (table.step == step)
+    neighbours = table.is_op(*P2P_OPS) & (table.step == step)
     passing = np.zeros(position.size, dtype=bool)
     passing[in_row] = neighbours[item[in_row] - plan.offsets[place]]
     last = int(np.flatnonzero(passing)[-1]) if passing.any() else -1
     others = np.flatnonzero((action == int(Action.READY)) & ~passing)
     following = others[others > last]
-    end = int(following[0]) + 1 if following.size else position.size
+    # Gradients are reduced beside the last backward pass, the last of them when it is done.
+    reductions = np.flatnonzero(digest.gradients)
+    reduced = following[np.isin(item[following] - plan.offsets[place], reductions)]
+    ends = reduced[-1:] if reduced.size else following[:1]
+    end = int(ends[0]) + 1 if ends.size else position.size
     return position[:end], position[end:]
 
 

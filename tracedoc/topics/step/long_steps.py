@@ -10,7 +10,7 @@ from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import SAME_AMOUNT
-from tracedoc.step.rank_digest import LOSING, RankDigest, StepDigest
+from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
@@ -148,12 +148,8 @@ def _parts_ns(step: StepDigest) -> dict[str, float]:
 
 
 def _lengths_ms(run: RunView) -> dict[int, float]:
-    """The length of each step that all ranks captured whole: the mean over the ranks.
-
-    Ranks that lost a part of their trace do not count, for where a step ends may be lost with it.
-    """
-    unharmed = [one for one in run.digests if not any(limit.code in LOSING for limit in one.limits)]
-    counted = [one for one in unharmed if not one.truncated] or run.digests
+    """The length of each step that all ranks with steps captured whole: the mean over the ranks."""
+    counted = [one for one in run.digests if one.steps]
     found: dict[int, list[int]] = {}
     for digest in counted:
         for step in digest.complete_steps:

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.idle_causes import CAUSES as IDLE_CAUSES
-from tracedoc.idle_causes import LATE_LAUNCH
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
@@ -19,8 +17,14 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.pipeline.balance import SlowWorker, slow_workers
 from tracedoc.topics.pipeline.stages import pipeline
-from tracedoc.topics.straggler.work_before import CAUSES, WorkBefore, work_before
-from tracedoc.trace.distinct import is_among
+from tracedoc.topics.straggler.work_before import (
+    CAUSES,
+    OF_THE_HOST,
+    WorkBefore,
+    host_surplus_ns,
+    work_before,
+)
+from tracedoc.trace.distinct import distinct, is_among
 
 MAX_SUSPECTS = 8
 """Ranks that are looked at closely: those in whose name the others wait longest."""
@@ -34,14 +38,8 @@ CAUSE_SHARE = 0.5
 WORTH_EXPLAINING = 0.3
 """What explains less than this share of the others' waiting is not worth naming."""
 
-OF_THE_HOST = frozenset({*LATE_LAUNCH, *IDLE_CAUSES} - {"launch", "sync", "dependency"})
-"""Causes of idle time that are the host's own time."""
-
 HIDDEN = 1.5
 """A host that is longer at something than its peers by this many times what that costs has slow peers."""
-
-AHEAD = 0.02
-"""A host whose every launch is early by this share of the step may wait where the trace does not show it."""
 
 
 class Straggler(msgspec.Struct, frozen=True, eq=False):
@@ -49,7 +47,7 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
 
     ``gain_ns[s]`` is how much shorter step ``steps[s]`` would be if nobody ever waited for this rank, as a
     replay of all ranks tells: their own hosts and their own work still take what they take. In a CPU trace it
-    is what the median peer waits.
+    is what the median peer of its groups waits.
     ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
     it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
     (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
@@ -128,8 +126,10 @@ def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
     blamed = _blamed(run) & (run.blame.root == place) & is_among(run.matching.step, steps)
     own = np.flatnonzero(blamed & (run.blame.last == place))
     cost = _cost_ns(run, place, blamed, steps)
-    waited = np.asarray(np.median(cost, axis=1), dtype=np.int64)
-    gain = waited if arrival_replay(run) is None else np.maximum(gains_without(run, place, steps), 0)
+    replayed = arrival_replay(run) is not None
+    gain = (
+        np.maximum(gains_without(run, place, steps), 0) if replayed else _waited_ns(run, place, blamed, steps)
+    )
     before = work_before(run, place, own, steps)
     before = replace(before, excess_us=_within_host_surplus(run, place, steps, gain, before.excess_us))
     return _straggler(run, place, steps, operations=own, gain_ns=gain, cost_ns=cost, before=before)
@@ -137,14 +137,11 @@ def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
 
 def _slow_worker(run: RunView, worker: SlowWorker) -> Straggler:
     """A rank that holds up its pipeline as a straggler: its passes take longer, or its host."""
-    found, place = pipeline(run), worker.place
+    found, place, excess = pipeline(run), worker.place, worker.excess_us
     assert found is not None
     blamed = is_among(run.matching.step, found.steps) & (run.blame.root == place)
     own = np.flatnonzero(blamed & (run.blame.last == place))
-    if worker.longer_ns.any():
-        excess = np.zeros((len(found.steps), len(CAUSES)), dtype=np.int64)
-        excess[:, CAUSES.index("kernels")] = worker.longer_ns // 1000
-    else:
+    if excess is None:
         excess = work_before(run, place, own, found.steps).excess_us
     return _straggler(
         run,
@@ -197,6 +194,24 @@ def _cost_ns(run: RunView, place: int, blamed: npt.NDArray[np.bool_], steps: Seq
     return cost
 
 
+def _waited_ns(run: RunView, place: int, blamed: npt.NDArray[np.bool_], steps: Sequence[int]) -> Int64Array:
+    """What the median peer waits in each step in the operations that are ``blamed`` on a rank.
+
+    Of each group its members, for ranks of other groups wait elsewhere; of several groups together, at most
+    what one peer waits.
+    """
+    matching = run.matching
+    members = matching.group[matching.operation]
+    peers = np.delete(np.arange(len(run.digests)), place)
+    found = np.zeros(len(steps), dtype=np.int64)
+    most = _cost_ns(run, place, blamed, steps).max(axis=1, initial=0)
+    for group in distinct(matching.group[blamed]).tolist():
+        cost = _cost_ns(run, place, blamed & (matching.group == group), steps)
+        among = is_among(peers, matching.part_rank[members == group])
+        found += np.median(cost[:, among], axis=1).astype(np.int64)
+    return np.asarray(np.minimum(found, most), dtype=np.int64)
+
+
 def _waiting(run: RunView, place: int) -> tuple[Int64Array, Int64Array, Spans]:
     """The start of each of a rank's collectives, the end of its waiting, and what is exposed."""
     digest = run.digests[place]
@@ -241,39 +256,7 @@ def _within_host_surplus(
     longest = 1000 * excess_us[:, of_host].max(axis=1)
     if np.median(longest) <= HIDDEN * np.median(most):
         return excess_us
-    surplus = _host_surplus_ns(run, run.digests[place].rank)
+    surplus = host_surplus_ns(run, run.digests[place].rank)
     if surplus is None:
         return excess_us
     return np.where(of_host, np.minimum(excess_us, max(surplus, 0) // 1000), excess_us)
-
-
-def _host_surplus_ns(run: RunView, rank: int) -> int | None:
-    """How much longer a rank's host is at its own work than that of the median other rank, if known.
-
-    A rank that comes last never waits in a collective, so its gaps between launches show as idle time, while
-    those of its peers lie beside their waiting. Their hosts may be as slow, which only this tells.
-    """
-    own = _own_host_ns(run)
-    others = [ns for other, ns in own.items() if other != rank]
-    if rank not in own or not others:
-        return None
-    return own[rank] - int(np.median(others))
-
-
-@once
-def _own_host_ns(run: RunView) -> dict[int, int]:
-    """The host's own time in the analysed step, without what it waited for the GPU, by rank.
-
-    Ranks whose host is not followed call by call (CPU runs, no launches), or is ahead of its GPU throughout,
-    are left out.
-    """
-    found: dict[int, int] = {}
-    for digest in run.digests:
-        if not digest.programs or digest.is_cpu:
-            continue
-        program = digest.programs[0].decoded()
-        if program.point.size and program.lead_ns < AHEAD * program.step_ns:
-            found[digest.rank] = int(
-                np.sum(program.lag, dtype=np.int64) + np.sum(program.own, dtype=np.int64)
-            )
-    return found

@@ -6,12 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.facts.catalog import manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.ranks.work_shares import Floats, work_shares
+from tracedoc.ranks.work_shares import SAME_KERNELS, Floats, work_shares
 from tracedoc.run.job import RankJob
 from tracedoc.step.work import MIN_CALLS, GemmTable
+from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
@@ -34,7 +36,8 @@ def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
 
     Dense products by kernel name and launch grid, in calls with no communication beside them: the 10 %
     quantile over the median of the peers', and of that the median over kinds. Peers are the ranks that do the
-    same work in every step (:data:`SAME_AMOUNT`), because a grid does not show the depth of a product. Kinds
+    same work in every step (:data:`SAME_AMOUNT`), because a grid does not show the depth of a product; for a
+    rank that is alone in its stage of a pipeline, the stages that call most kinds equally often. Kinds
     that mix shapes, or that three ranks (both of two) do not share, are left out; three kinds are needed.
     """
     return _of_ranks(run, lambda found: found.ratio)
@@ -89,7 +92,7 @@ def _slowness(run: RunView, place: int, times: Floats) -> Slowness | Unknown:
     shares = work_shares(run)
     if not shares.steps:
         return Unknown("no complete step was captured on all ranks")
-    alike = np.flatnonzero(shares.alike(place))
+    alike = _alike(run, place)
     others = alike[alike != place]
     if others.size == 0:
         return Unknown("no other rank is known to do the same work in every step")
@@ -111,16 +114,42 @@ def _slowness(run: RunView, place: int, times: Floats) -> Slowness | Unknown:
     )
 
 
+def _alike(run: RunView, place: int) -> npt.NDArray[np.intp]:
+    """The ranks that do the same work in every step; for a rank alone in its stage, stages of like layers."""
+    alike, stages = np.flatnonzero(work_shares(run).alike(place)), pipeline(run)
+    if alike.size > 1 or stages is None:
+        return alike
+    alone = [stage[0] for stage in stages.stages if len(stage) == 1]
+    return np.array([one for one in alone if one == place or _like_layers(run, one, place)], dtype=np.intp)
+
+
+def _like_layers(run: RunView, one: int, other: int) -> bool:
+    """Whether two ranks call most kinds of their matrix products equally often."""
+    first, second = run.digests[one].gemms, run.digests[other].gemms
+    if first is None or second is None:
+        return False
+    kinds, mine, theirs = np.intersect1d(first.keys, second.keys, return_indices=True)
+    same = np.abs(first.calls[mine] / second.calls[theirs] - 1.0) <= SAME_KERNELS
+    return bool(kinds.size and same.sum() > max(len(first), len(second)) / 2)
+
+
 def _times(run: RunView) -> Floats:
-    """Return the 10 % quantile of each kind's calls without communication: [rank, kind], NaN if unfit."""
+    """The 10 % quantile of each kind's calls without communication: [rank, kind], NaN if unfit.
+
+    In a pipeline receives lie beside the passes, and wait: there calls beside them do as well.
+    """
+    passes = pipeline(run) is not None
     tables = [digest.gemms for digest in run.digests]
     keys = [table.keys for table in tables if table is not None]
     kinds = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *keys]))
     times = np.full((len(tables), kinds.size), np.nan)
     for place, table in enumerate(tables):
         if table is not None and len(table):
+            column = np.searchsorted(kinds, table.keys)
+            beside = table.gridded & (table.beside >= MIN_CALLS)
+            times[place, column] = np.where(beside & passes, table.beside_p10_ns, np.nan)
             fit = _fit(table)
-            times[place, np.searchsorted(kinds, table.keys[fit])] = table.alone_p10_ns[fit]
+            times[place, column[fit]] = table.alone_p10_ns[fit]
     return times
 
 

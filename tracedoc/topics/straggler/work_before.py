@@ -10,7 +10,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.ranks.run_view import RunView
+from tracedoc.idle_causes import CAUSES as IDLE_CAUSES
+from tracedoc.idle_causes import LATE_LAUNCH
+from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import work_shares
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.host import WORK
@@ -18,8 +20,16 @@ from tracedoc.timeline.host import WORK
 CAUSES = ("kernels", *WORK[2:])
 """What can make a rank late: :data:`WORK`, with all kernels as one."""
 
+OF_THE_HOST = frozenset({*LATE_LAUNCH, *IDLE_CAUSES} - {"launch", "sync", "dependency"})
+"""Causes of idle time that are the host's own time."""
+
+_OF_HOST = np.array([cause in OF_THE_HOST for cause in CAUSES])
+
 MORE_OPERATORS = 1.1
 """On a CPU so many times: reading and logging a value takes some operators, and none of the time."""
+
+AHEAD = 0.02
+"""A host whose every launch is early by this share of the step may wait where the trace does not show it."""
 
 REAL_SHARE = 0.5
 """So much of what a rank starts more before collectives must be more in whole steps as well."""
@@ -81,6 +91,14 @@ def work_before(
     more = kernels - peer_kernels
     is_real = peer_kernels and _more_in_whole_steps(run, place, members) >= REAL_SHARE * more
     return WorkBefore(excess, kernels / peer_kernels if is_real else 1.0, phase)
+
+
+def host_us(run: RunView, place: int, step: int) -> Int64Array:
+    """What the host of a rank did in a step while its device was idle, by :data:`CAUSES`, in us."""
+    work, rows = run.digests[place].host_work, np.flatnonzero(run.digests[place].collectives.step == step)
+    if work is None or not rows.size:
+        return np.zeros(len(CAUSES), dtype=np.int64)
+    return np.where(_OF_HOST, _by_cause(work.before.total_us(int(rows[0]), int(rows[-1]) + 1)), 0)
 
 
 def did_before(run: RunView, operation: int) -> Iterator[Did]:
@@ -162,3 +180,35 @@ def _operators_in_whole_steps(run: RunView, place: int, members: dict[int, set[i
             ratios.append(column[place] / np.median(column[sorted(peers)]))
     ratio = float(np.median(ratios)) if ratios else 1.0
     return ratio if ratio >= MORE_OPERATORS else 1.0
+
+
+def host_surplus_ns(run: RunView, rank: int) -> int | None:
+    """How much longer a rank's host is at its own work than that of the median other rank, if known.
+
+    A rank that comes last never waits in a collective, so its gaps between launches show as idle time, while
+    those of its peers lie beside their waiting. Their hosts may be as slow, which only this tells.
+    """
+    own = _own_host_ns(run)
+    others = [ns for other, ns in own.items() if other != rank]
+    if rank not in own or not others:
+        return None
+    return own[rank] - int(np.median(others))
+
+
+@once
+def _own_host_ns(run: RunView) -> dict[int, int]:
+    """The host's own time in the analysed step, without what it waited for the GPU, by rank.
+
+    Ranks whose host is not followed call by call (CPU runs, no launches), or is ahead of its GPU throughout,
+    are left out.
+    """
+    found: dict[int, int] = {}
+    for digest in run.digests:
+        if not digest.programs or digest.is_cpu:
+            continue
+        program = digest.programs[0].decoded()
+        if program.point.size and program.lead_ns < AHEAD * program.step_ns:
+            found[digest.rank] = int(
+                np.sum(program.lag, dtype=np.int64) + np.sum(program.own, dtype=np.int64)
+            )
+    return found

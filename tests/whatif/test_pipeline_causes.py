@@ -1,0 +1,138 @@
+"""What the ledger makes of simulated pipelines: a slow rank, a heavy stage and the bubble keep apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tests.simulated.spec import Fault, Job
+from tests.simulated.traces import Capture, write_traces
+from tests.simulated.truth import Truth
+
+JOB = Job(
+    7, "pipeline", ranks=4, stages=4, layers=8, micro_batches=8, steps=4, kernels=4, layer_ms=4.0,
+    activation_mib=8.0, jitter=0.0,
+)  # fmt: skip
+"""Each stage computes 24 ms on a micro-batch: 8 ms forward, 16 ms backward."""
+
+NEAR = 0.03
+"""Gains agree with those of the job without its fault within this share of the step."""
+
+
+def written(truth: Truth, folder: Path, change: Callable[[list[dict]], None] | None = None) -> Path:
+    """Write the traces of a job, changed event by event if asked for."""
+    write_traces(truth.played, truth.job.ranks, folder, Capture())
+    for path in folder.glob("*.json") if change else ():
+        document = json.loads(path.read_text())
+        assert change is not None
+        change(document["traceEvents"])
+        path.write_text(json.dumps(document))
+    return folder
+
+
+def causes(diagnosis: tracedoc.Diagnosis) -> dict[str, tracedoc.ledger.LedgerCause]:
+    return {one.id: one for one in diagnosis.ledger.causes}
+
+
+CASES = {
+    "a slow replica": (replace(JOB, ranks=8), "slow-worker", 5, 1.5, "ranks.compute", (5,)),
+    "a slow replica of one of eight stages": (
+        replace(JOB, ranks=16, stages=8, micro_batches=16), "slow-worker", 9, 1.4, "ranks.compute", (9,),
+    ),
+    "a slow replica under an interleaved schedule": (
+        replace(JOB, ranks=8, chunks=2), "slow-worker", 5, 1.5, "ranks.compute", (5,),
+    ),
+    "a host that pauses, alone in its stage": (JOB, "straggler-host", 1, 60.0, "ranks.host", (1,)),
+    "a heavy stage": (JOB, "heavy-stage", 3, 1.5, "pipeline.imbalance", (3,)),
+    "a heavy stage of four replicas": (
+        replace(JOB, ranks=16), "heavy-stage", 1, 1.5, "pipeline.imbalance", (4, 5, 6, 7),
+    ),
+    "a heavy stage under an interleaved schedule": (
+        replace(JOB, chunks=2), "heavy-stage", 2, 1.6, "pipeline.imbalance", (2,),
+    ),
+    "two stages of one rank": (
+        replace(JOB, ranks=2, stages=2), "heavy-stage", 0, 1.5, "pipeline.imbalance", (0,),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_fault_of_a_pipeline_has_its_cause_its_ranks_and_its_gain(case: str, tmp_path: Path) -> None:
+    job, fault, rank, amount, cause, ranks = CASES[case]
+    truth = Truth(replace(job, faults=(Fault(fault, rank, amount),)))
+    diagnosis = tracedoc.diagnose(written(truth, tmp_path))
+    found = causes(diagnosis)
+    true = truth.gain_of_fault(fault)
+    assert true > 0.05 * truth.step_ms
+    assert found[cause].alone_ms[1] == pytest.approx(true, abs=NEAR * truth.step_ms)
+    assert found[cause].ranks == ranks
+    others = [one for name, one in found.items() if name not in (cause, "pipeline.bubble", "host.sync")]
+    assert sum(one.share_ms for one in others) < NEAR * truth.step_ms
+    if cause.startswith("ranks"):
+        (late,) = [one for one in diagnosis.findings if one.rule_id in ("straggler-rank", "rank-zero-work")]
+        assert late.ranks == ranks
+
+
+def test_a_heavy_first_stage_that_works_while_the_others_fill_costs_nothing(tmp_path: Path) -> None:
+    """Its forward passes are long while it would wait for a gradient: shared out, the step is longer."""
+    job = replace(JOB, micro_batches=4, faults=(Fault("heavy-stage", 0, 1.7),))
+    truth = Truth(job)
+    assert truth.gain_of_fault("heavy-stage") < 0
+    found = causes(tracedoc.diagnose(written(truth, tmp_path)))
+    assert "pipeline.imbalance" not in found or found["pipeline.imbalance"].alone_ms[1] < 1
+
+
+@pytest.mark.parametrize(("chunks", "rounds"), [(1, 3.0), (2, 1.5)])
+def test_the_bubble_is_what_the_schedule_leaves_idle(chunks: int, rounds: float, tmp_path: Path) -> None:
+    """Three stages of four wait for a pass of 24 ms each; two chunks on each rank halve that."""
+    truth = Truth(replace(JOB, chunks=chunks))
+    diagnosis = tracedoc.diagnose(written(truth, tmp_path))
+    assert causes(diagnosis)["pipeline.bubble"].alone_ms[1] == pytest.approx(24 * rounds, rel=NEAR)
+    assert not [one for one in diagnosis.findings if one.severity != "note"]
+
+
+def test_a_gpu_that_is_slow_at_the_products_of_all_stages_is_no_heavy_stage(tmp_path: Path) -> None:
+    def three_kinds(events: list[dict]) -> None:
+        products = [one for one in events if one.get("cat") == "kernel" and one["name"].startswith("nvjet")]
+        for number, one in enumerate(sorted(products, key=lambda one: one["ts"])):
+            one["args"]["grid"] = [1056 + number % 3, 1, 1]
+
+    job = replace(JOB, faults=(Fault("slow-worker", 2, 1.4),))
+    truth = Truth(job)
+    diagnosis = tracedoc.diagnose(written(truth, tmp_path, three_kinds))
+    found = causes(diagnosis)
+    true = truth.step_ms - Truth(replace(job, faults=())).step_ms
+    assert found["ranks.compute"].alone_ms[1] == pytest.approx(true, abs=NEAR * truth.step_ms)
+    assert found["ranks.compute"].ranks == (2,)
+    assert [one.ranks for one in diagnosis.findings if one.rule_id == "straggler-rank"] == [(2,)]
+    assert "stage-imbalance" not in [one.rule_id for one in diagnosis.findings]
+
+
+def test_batches_of_sends_are_read_as_single_ones_are(tmp_path: Path) -> None:
+    """Their kernels are launched after the records of what they consist of, and carry no metadata."""
+
+    def batched(events: list[dict]) -> None:
+        calls = [one for one in events if one["name"] in ("c10d::send", "c10d::recv_")]
+        launches = {one["args"]["correlation"]: one for one in events if one.get("cat") == "cuda_runtime"}
+        for kernel in events:
+            if kernel.get("cat") != "kernel" or "SendRecv" not in kernel["name"]:
+                continue
+            launch = launches[kernel["args"]["correlation"]]
+            (call,) = [one for one in calls if one["ts"] <= launch["ts"] < one["ts"] + one["dur"]]
+            launch["ts"] = round(call["ts"] + call["dur"] + 0.001, 3)
+            kept = ("device", "context", "stream", "correlation", "grid", "block")
+            kernel["args"] = {name: kernel["args"][name] for name in kept if name in kernel["args"]}
+            launch["args"].pop("External id", None)
+
+    truth = Truth(replace(JOB, ranks=8, faults=(Fault("slow-worker", 5, 1.5),)))
+    single = tracedoc.diagnose(written(truth, tmp_path / "single"))
+    batches = tracedoc.diagnose(written(truth, tmp_path / "batches", batched))
+    assert batches.summary == single.summary
+    assert {name: one.share_ms for name, one in causes(batches).items()} == pytest.approx(
+        {name: one.share_ms for name, one in causes(single).items()}, abs=0.1
+    )

@@ -1,0 +1,174 @@
+"""How long things take where every rank is like its peers: the others of its stage, and what stages share."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from tracedoc.play.run_program import Index, Layout, RunProgram
+from tracedoc.ranks.run_view import RunView
+from tracedoc.step.program import Call, Doing
+from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.stalls import away_after_ns
+from tracedoc.topics.pipeline.balance import slow_stages
+from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.whatif.changes.change import Mask
+from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, evened, usual_host
+from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
+from tracedoc.whatif.removal import Times
+
+
+class Even(msgspec.Struct, frozen=True, eq=False):
+    """The times of a program in which no rank takes longer than its peers; columns as in the program."""
+
+    lag: Times
+    own: Times
+    ready: Times
+    dur: Times
+
+
+def even_times(run: RunView, program: RunProgram) -> Even:
+    """The times of a program in which no rank takes longer than its peers.
+
+    In a pipeline these are the others of its stage, and each of its passes takes as long as those like it do
+    on average. What has nothing to do with a stage's layers is as on the other stages: the pauses of hosts,
+    and the speed of a GPU that is alone in its stage.
+    """
+    layout, even = program.layout, program
+    stages = pipeline(run)
+    place_of = {rank: place for place, rank in enumerate(layout.ranks)}
+    groups = (tuple(range(len(run.digests))),) if stages is None else stages.stages
+    ready = program.ready.astype(np.int64)
+    for stage in groups:
+        places = _places(run, stage, place_of)
+        if len(places) < 2:
+            continue
+        even = evened(even, places, places)
+        waits = np.where(ready >= 0, ready, 0)
+        usual = usual_host(waits, np.zeros_like(layout.part), layout.point_base, places, np.array(places))
+        ready = np.where(ready >= 0, usual, ready)
+    lag, dur = even.lag.astype(np.int64), even.dur.astype(np.int64)
+    if stages is not None:
+        lag = _usual_pauses(program, lag)
+        for slow, ratio in slow_stages(run).items():
+            (place,) = _places(run, (slow,), place_of)
+            mine = layout.computes & (layout.event_rank == place)
+            dur[mine] = np.rint(dur[mine] / ratio)
+        for stage in stages.stages:
+            dur = _even_passes(program, _places(run, stage, place_of), dur)
+    return Even(lag, even.own.astype(np.int64), ready, dur)
+
+
+def _places(run: RunView, stage: tuple[int, ...], place_of: dict[int, int]) -> tuple[int, ...]:
+    """The positions in a program of some ranks of a run (positions too)."""
+    found = (place_of.get(run.digests[place].rank) for place in stage)
+    return tuple(place for place in found if place is not None)
+
+
+def spent(layout: Layout, doing: Doing, lag: Times) -> Times:
+    """What of the host's time between its calls goes to one thing."""
+    points, ns = layout.at(doing)
+    found: Times = np.zeros_like(lag)
+    found[points] = np.minimum(ns, lag[points])
+    return found
+
+
+def pauses(program: RunProgram, lag: Times) -> Times:
+    """What of the host's time is no launching: what operators compute on the CPU, and long gaps.
+
+    Hooks of sharded units are a part of launching them, however long they take.
+    """
+    computing = spent(program.layout, Doing.COMPUTING, lag)
+    launches = (lag - computing)[program.layout.kind == Call.LAUNCH]
+    if not launches.size:
+        return computing
+    usual = float(np.median(launches))
+    away = lag - spent(program.layout, Doing.HOOKS, lag) > away_after_ns(usual)
+    found: Times = np.where(away, np.rint(lag - usual).astype(np.int64), computing)
+    return found
+
+
+def _usual_pauses(program: RunProgram, lag: Times) -> Times:
+    """Host times in which no rank pauses for longer than the median of the others."""
+    layout = program.layout
+    away = pauses(program, lag)
+    rank = layout.rank_of_point(np.arange(layout.points))
+    sums = np.bincount(rank, weights=away, minlength=len(layout.ranks))
+    usual = np.array([np.median(np.delete(sums, place)) for place in range(sums.size)])
+    longer = sums - usual > np.maximum(EXCESS_NS, EXCESS_SHARE * usual)
+    share = np.where(longer, 1.0 - usual / np.maximum(sums, 1.0), 0.0)
+    found: Times = lag - np.rint(away * share[rank]).astype(np.int64)
+    return found
+
+
+def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Times:
+    """Durations in which all passes of one kind through a stage compute equally long.
+
+    A pass is what is launched between two sends or receives. Those with as many kernels of the same parts of
+    the step are of one kind, whatever the lengths of their samples.
+    """
+    found: Times = dur.copy()
+    alike: dict[tuple[int, int], list[Index]] = {}
+    for place in stage:
+        events, segment = _passes(program, place)
+        for number in np.unique(segment).tolist():
+            mine = events[segment == number]
+            alike.setdefault((mine.size, int(program.layout.event_part[mine].sum())), []).append(mine)
+    for passes in alike.values():
+        _to_mean(found, passes)
+    return found
+
+
+def balanced_stages(program: RunProgram, dur: Times) -> Times:
+    """Durations in which every rank computes as long on its passes as the mean of all."""
+    found: Times = dur.copy()
+    _to_mean(found, [_passes(program, place)[0] for place in range(len(program.layout.ranks))])
+    return found
+
+
+def between_stages(program: RunProgram) -> Mask:
+    """Which parts of collectives pass data to another stage: sends, receives, and both at once."""
+    joins = program.layout.joins
+    if not joins.kind.size:
+        return np.zeros(0, dtype=bool)
+    sent = np.array([name in POINT_TO_POINT for name in joins.kinds])[joins.kind]
+    both = np.array([name == "send_recv" for name in joins.kinds])[joins.kind]
+    sizes = np.array([*joins.group_sizes, 0])[joins.group]
+    return np.asarray(sent | (both & (sizes == 2) & sent.any()))
+
+
+def _to_mean(dur: Times, parts: list[Index]) -> None:
+    """Let several lists of events take together as long as on average each."""
+    sums = [float(dur[events].sum()) for events in parts]
+    mean = sum(sums) / len(sums)
+    for events, length in zip(parts, sums, strict=True):
+        if length > 0:
+            dur[events] = np.rint(dur[events] * (mean / length))
+
+
+def _passes(program: RunProgram, place: int) -> tuple[Index, Index]:
+    """The compute of a rank's passes through micro-batches, and how many sends and receives come before each.
+
+    Where the phases of the step are not known, passes end with the last reduction of gradients that follows
+    the last send, or with what else follows it.
+    """
+    layout, joins = program.layout, program.layout.joins
+    events = np.arange(layout.event_base[place], layout.event_base[place + 1])
+    own = (joins.event >= events[0]) & (joins.event <= events[-1]) if events.size else np.zeros(0, dtype=bool)
+    passes = between_stages(program)
+    point = layout.point[events]
+    of_join = layout.point[joins.event]
+    sends = np.sort(of_join[own & passes])
+    events = events[layout.computes_of(events) & (point != NONE)]
+    if not sends.size or sends[-1] == NONE:  # what was launched in the step before comes first
+        return events[:0], events[:0]
+    parts = layout.event_part[events]
+    if parts.any():
+        events = events[np.isin(parts, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE))]
+    else:
+        after = own & ~passes & (of_join > sends[-1])
+        reduced, others = np.sort(of_join[after & joins.gradients]), np.sort(of_join[after])
+        ends = reduced[-1:] if reduced.size else others[:1]
+        events = events[layout.point[events] < ends[0]] if ends.size else events
+    return events, np.searchsorted(sends, layout.point[events])
