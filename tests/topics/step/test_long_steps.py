@@ -87,6 +87,7 @@ def test_a_stall_that_all_ranks_share(tmp_path: Path, what: str, kind: str, told
         "long_step_doing",
     )
     assert values(found, *names) == ("3", "one", kind, "every rank", told)
+    assert values(found, "longest_step", "longest_step_doing") == (3, told)
     assert found.facts["long_step_excess_ms"].value == pytest.approx(AWAY_MS, abs=0.1)
     assert found.facts["long_steps_cost_ms"].value == pytest.approx(AWAY_MS / 5, abs=0.1)
     first = found.findings[0]

@@ -23,7 +23,7 @@ LONGER_SPREADS = 5.0
 INVOLVED = 0.5
 """Ranks that do at least this share of what the worst does longer are those at which the step is long."""
 
-ALIKE = 2.0
+LASTING = 2.0
 """Steps that are slower from one on are longer than usual by amounts that differ by less than this factor."""
 
 KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
@@ -201,7 +201,7 @@ def long_steps_pattern(run: RunView) -> Value:
     if count < 2:
         return "one" if count else NONE
     last = found.excess_ms[-count:]
-    lasts = bool(found.far[-count:].all()) and last.max() <= ALIKE * last.min()
+    lasts = bool(found.far[-count:].all()) and last.max() <= LASTING * last.min()
     return "from one on" if lasts else "several"
 
 
