@@ -194,7 +194,7 @@ def captured_steps(run: RunView) -> Value:
 def long_steps_pattern(run: RunView) -> Value:
     """How the long steps (:func:`long_steps_captured`) lie.
 
-    "from one on": two and more that are all at the end of the capture, and longer by about as much.
+    "one" or "several"; "from one on": two and more, all at the end of the capture, longer by about as much.
     """
     found = long_steps(run)
     count = int(found.far.sum())
