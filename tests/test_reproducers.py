@@ -131,3 +131,13 @@ def test_a_host_without_a_gpu_waits_for_other_ranks(diagnosed: Diagnosis) -> Non
     assert diagnosed.replay is not None
     assert set(diagnosed.replay.path) == {"compute", "communication"}
     assert round(diagnosed.replay.path["communication"], 2) == 0.02
+
+
+@pytest.mark.parametrize("diagnosed", ["bound_above_step"], indirect=True)
+def test_a_step_in_which_the_loader_stalls_is_the_loaders(diagnosed: Diagnosis) -> None:
+    """Without waiting for batches the mean step of 51.5 ms takes about 9.5; no gain is above the step."""
+    finding = next(one for one in diagnosed.findings if one.rule_id == "input-stall")
+    assert finding.gain is not None
+    assert finding.gain.mean_step_ms == pytest.approx(51.5, abs=0.1)
+    assert 51.5 - (finding.gain.likely_ms or 0) == pytest.approx(9.5, abs=0.5)
+    assert all(one.gain.high_ms <= 51.6 for one in diagnosed.findings if one.gain is not None)

@@ -59,10 +59,11 @@ _LIBRARIES = frozenset(
 
 _INSTALLED = re.compile(r"-packages/|/lib/python3\.|tracedoc/collector/|^<")
 
-_OF_A_FRAMEWORK = re.compile(
+OF_A_FRAMEWORK = re.compile(
     r"ProfilerStep#|Optimizer\.|enumerate\(|DistributedDataParallel\.|FSDP|FullyShardedDataParallel|nccl:|gloo:|"
     r"##|\[pl\]|\[Strategy\]|\[Lightning|Torch-Compiled|CompiledFxGraph|TorchDynamo|dynamo|inductor|PyTorch "
 )
+"""Ranges that frameworks write."""
 
 
 class CodePlace(msgspec.Struct, frozen=True):
@@ -168,10 +169,16 @@ def place_around(trace: Trace, row: int) -> CodePlace | None:
     holding &= (trace.ts_ns <= trace.ts_ns[row]) & (trace.end_ns >= trace.end_ns[row])
     rows = np.flatnonzero(holding)
     for one in rows[np.argsort(trace.dur_ns[rows], kind="stable")].tolist():
-        place = _owner(trace.row_name(one))
-        if isinstance(place, CodePlace):
+        if (place := place_of_row(trace, one)) is not None:
             return place
     return None
+
+
+def place_of_row(trace: Trace, row: int) -> CodePlace | None:
+    """The function of the script or named range that a row is, if it is one."""
+    named = trace.kind[row] in (int(Kind.PYTHON), int(Kind.ANNOTATION))
+    owner = _owner(trace.row_name(row)) if named else _OPAQUE
+    return owner if isinstance(owner, CodePlace) else None
 
 
 def _places(
@@ -237,7 +244,7 @@ def _owner(name: str) -> CodePlace | str:
     frame = _FRAME.match(name)
     if frame is None:
         is_range = not name.startswith("<") and "::" not in name and not name.startswith("nn.Module: ")
-        if not is_range or _OF_A_FRAMEWORK.match(name):
+        if not is_range or OF_A_FRAMEWORK.match(name):
             return _THROUGH
         return CodePlace("", 0, name[:120], loading=False, time_ns=0)
     file = frame["file"]

@@ -24,8 +24,8 @@ SPLIT_FROM = 0.005
 HIDDEN_BELOW = 0.5
 """A cause is hidden by another if it gives less than this share of its part of the step alone."""
 
-RANKS, SLOW = "ranks", "slow_steps"
-"""The family of ranks that are slower than their peers, and the cause that only other steps show."""
+RANKS, SLOW, INPUT = "ranks", "slow_steps", "input.wait"
+"""The family of ranks that are slower than their peers, and causes that other steps show."""
 
 
 class Weights(msgspec.Struct, frozen=True):
@@ -385,23 +385,26 @@ def _late(run: RunView, cause: LedgerCause) -> LedgerCause:
 def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
     """The causes of the replayed step, and what other steps show beyond them."""
     found = {one.id: one for one in causes}
-    late = apart.late
+    late = {name: (share * apart.late_ms, ranks) for name, (share, ranks) in apart.late.items()}
     if apart.late_ms < 0:
         known = {one.id: one.share_ms for one in causes if one.id.startswith(RANKS)}
         total = sum(known.values())
-        late = {name: (share / total, ()) for name, share in known.items() if total}
-    for name, (share, ranks) in late.items():
+        late = {name: (share / total * apart.late_ms, ()) for name, share in known.items() if total}
+    if apart.input_ms > 0:
+        late[INPUT] = (apart.input_ms, ())
+    for name, (ms, ranks) in late.items():
         one = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
-        more = max(share * apart.late_ms, -one.share_ms)
-        low, likely, high = (max(ms + more, 0.0) for ms in one.alone_ms)
+        more = max(ms, -one.share_ms)
+        low, likely, high = (max(alone + more, 0.0) for alone in one.alone_ms)
         found[name] = replace(
             one,
             share_ms=one.share_ms + more,
             alone_ms=(low, likely, high),
             last_ms=max(one.last_ms + more, 0.0),
             ranks=tuple(sorted({*one.ranks, *ranks})),
+            place=f"above all in {apart.slow_place}" if name == INPUT and more > one.share_ms else one.place,
         )
     if apart.slow_ms > 0:
         slow = apart.slow_ms
-        found[SLOW] = LedgerCause(SLOW, slow, (slow, slow, slow), slow, place=apart.slow_place)
+        found[SLOW] = LedgerCause(SLOW, slow, (slow, slow, slow), slow, apart.slow_ranks, apart.slow_place)
     return list(found.values())

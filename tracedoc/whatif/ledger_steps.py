@@ -6,20 +6,17 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.topics.host.run import core_wait_ms
+from tracedoc.topics.step.long_steps import late_ms_of, long_steps, why_long
 from tracedoc.topics.straggler.late_ranks import stragglers
+from tracedoc.units import format_ranges
+from tracedoc.values import Unknown
 
 Floats = npt.NDArray[np.float64]
 
 ALIKE_STEPS = 0.02
 """Steps that differ by no more than this share are alike: all of them are like the analysed one."""
-
-LONGER, LONGER_OF_TWO = 0.10, 0.5
-LONGER_SPREADS = 5.0
-"""A step is far longer if it is by this share of the usual one, and by so many times what others differ; of
-two steps, which do not show how much they differ, by the second share."""
 
 KIND_OF = {"kernels": "ranks.compute", "input": "ranks.input"}
 """The cause of the ledger for what makes a rank late; all else is its host."""
@@ -33,15 +30,18 @@ is at most so many standard errors above that of the captured steps."""
 class StepsApart(msgspec.Struct, frozen=True):
     """The mean captured step, and what it holds beyond the replayed one, in ms.
 
-    ``slow_ms`` is what steps that are far longer cost a step. ``late_ms`` is how much more late ranks cost
-    the mean step than the replayed one (negative where it is less), ``late`` the share of each cause of the
-    ledger in it, and which ranks these are.
+    ``slow_ms`` is what steps that are far longer cost a step, but for ``input_ms`` of it, which is the
+    loader's; ``slow_ranks`` are those that make them long, where these are not all. ``late_ms`` is how much
+    more late ranks cost the mean step than the replayed one (negative where it is less), ``late`` the share
+    of each cause of the ledger in it, and which ranks these are.
     """
 
     step_ms: float
     steps: tuple[int, ...]
     slow_ms: float = 0.0
     slow_place: str = ""
+    slow_ranks: tuple[int, ...] = ()
+    input_ms: float = 0.0
     late_ms: float = 0.0
     late: dict[str, tuple[float, tuple[int, ...]]] = msgspec.field(default_factory=dict)
 
@@ -73,26 +73,31 @@ def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float)
 
     The replay takes ``replayed_ms``, of which ``late_ms`` are for late ranks.
     """
-    lengths = _lengths_ms(run)
-    if replayed not in lengths:
+    found = long_steps(run)
+    if replayed not in found.steps:
         return None
-    steps = tuple(sorted(lengths))
-    length = np.array([lengths[step] for step in steps])
-    mean = float(length.mean())
-    apart = mean - replayed_ms
+    mean = float(found.length_ms.mean())
+    apart, late = mean - replayed_ms, found.late_ms
     if abs(apart) <= ALIKE_STEPS * mean:
-        return StepsApart(mean, steps)
-    late = _late_ms(run, steps)
+        return StepsApart(mean, found.steps)
     more = float(late.mean()) - late_ms if late.any() else 0.0
     more = min(max(more, min(apart, 0.0)), max(apart, 0.0))
-    usual = float(np.sort(length)[(length.size - 1) // 2])
-    excess = length - usual - np.maximum(late - np.median(late), 0.0)
-    spreads = np.sort(np.abs(length - usual))
-    spread = float(spreads[(length.size - 1) // 2])
-    far = excess > max((LONGER_OF_TWO if len(steps) == 2 else LONGER) * usual, LONGER_SPREADS * spread)
-    slow = min(float(np.where(far, excess, 0.0).mean()), max(apart - more, 0.0))
-    place = f"step {steps[int(np.argmax(excess))]}" if slow > 0 else ""
-    return StepsApart(mean, steps, slow, place, more, _by_cause(run) if more > 0 else {})
+    slow = min(float(np.where(found.far, found.excess_ms, 0.0).mean()), max(apart - more, 0.0))
+    why = why_long(run)
+    if slow <= 0 or isinstance(why, Unknown):
+        return StepsApart(mean, found.steps, late_ms=more, late=_by_cause(run) if more > 0 else {})
+    numbers = ("step " if len(found.numbers) == 1 else "steps ") + format_ranges(found.numbers)
+    ranks = () if len(why.ranks) == len(run.digests) else why.ranks
+    return StepsApart(
+        mean,
+        found.steps,
+        slow * (1.0 - why.input_frac),
+        f"{numbers}: {why.doing}" if why.doing else numbers,
+        ranks,
+        slow * why.input_frac,
+        more,
+        _by_cause(run) if more > 0 else {},
+    )
 
 
 def late_error_ms(run: RunView) -> float:
@@ -107,28 +112,11 @@ def late_error_ms(run: RunView) -> float:
     operations = np.array([operation for one in late for operation in one.operations], dtype=np.intp)
     uncertain_ms = run.matching.uncertainty_ns[operations] / 1e6
     clocks = float((uncertain_ms**2).sum()) / max(len(late[0].steps), 1)
-    costs = _late_ms(run, late[0].steps)
+    costs = late_ms_of(run, late[0].steps)
     if costs.size < 2:
         return float(clocks**0.5)
     sure = STUDENT[min(costs.size - 2, len(STUDENT) - 1)]
     return float(np.sqrt(clocks + (sure * costs.std(ddof=1)) ** 2 / costs.size))
-
-
-def _lengths_ms(run: RunView) -> dict[int, float]:
-    """The length of each step that all ranks with steps captured whole: the mean over the ranks."""
-    counted = [one for one in run.digests if one.steps]
-    found: dict[int, list[int]] = {}
-    for digest in counted:
-        for step in digest.complete_steps:
-            found.setdefault(step.index, []).append(step.budget.window_ns)
-    return {step: sum(ns) / len(ns) / 1e6 for step, ns in found.items() if len(ns) == len(counted)}
-
-
-def _late_ms(run: RunView, steps: tuple[int, ...]) -> Floats:
-    """What each step takes longer than if all ranks came as early as the median one; zeros if not known."""
-    if len(run.digests) < 2 or arrival_replay(run) is None:
-        return np.zeros(len(steps))
-    return np.maximum(gains_together(run, StartPolicy.MEDIAN, steps), 0) / 1e6
 
 
 def _by_cause(run: RunView) -> dict[str, tuple[float, tuple[int, ...]]]:

@@ -1,0 +1,131 @@
+"""Captured steps that are far longer than the others: which, on whom, and what the host does in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tracedoc
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.testing import TraceBuilder
+
+PRODUCT = "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_tn"
+AWAY_MS = 400.0
+
+
+def doing(builder: TraceBuilder, what: str, start: float, end: float) -> None:
+    """What fills the time in which a rank launches nothing."""
+    if what == "nothing":
+        return
+    if what == "loader":
+        builder.loader(start, end)
+    elif what.startswith("cuda"):
+        builder.runtime(what, start, end)
+    else:
+        if "evaluate" in what:
+            for begin in (start, start + 200.0):
+                builder.kernel(PRODUCT, begin, begin + 190.0, launch_ms=begin - 0.01)
+        builder.host(what, start, end, category="python_function" if ".py(" in what else "user_annotation")
+
+
+def diagnose(
+    folder: Path, *, what: str = "nothing", away: tuple[int, ...] = (), slower_from: int = 9
+) -> Diagnosis:
+    """Diagnose four ranks whose steps take 81 ms: 60 of compute, 20 of an all-reduce, 1 between two steps.
+
+    The ranks ``away`` launch nothing for 400 ms after step 3; others then wait for them in step 4. From
+    ``slower_from`` on compute takes 24 ms longer on all ranks.
+    """
+    for rank in range(4):
+        builder, start = TraceBuilder(rank, 4), 1.0
+        for index in range(6):
+            computed = start + (84.0 if index >= slower_from else 60.0)
+            waits = AWAY_MS if index == 4 and away and rank not in away else 0.0
+            end = computed + 20.0 + waits
+            builder.kernel(PRODUCT, start, computed, launch_ms=start - 0.01)
+            builder.backward(start + 0.02, start + 0.1)
+            builder.collective("allreduce", computed, end, nbytes=64 << 20, launch_ms=start + 0.03)
+            builder.runtime("cudaDeviceSynchronize", start + 0.2, end + 0.01)
+            after = end + 1.0
+            if index == 3 and rank in away:
+                doing(builder, what, after, after + AWAY_MS - 1.0)
+                after += AWAY_MS
+            builder.step(index, start - 0.5, after - 0.6)
+            start = after
+        builder.write(folder / f"rank-{rank}.json")
+    return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
+
+
+def values(diagnosis: Diagnosis, *names: str) -> tuple[Any, ...]:
+    return tuple(diagnosis.facts[name].value for name in names)
+
+
+ALL = (0, 1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "told"),
+    [
+        ("train.py(88): save_checkpoint", "host", "`save_checkpoint` (`train.py:88`)"),
+        ("eval.py(3): evaluate", "compute", "`evaluate` (`eval.py:3`)"),
+        ("evaluation", "host", "the range `evaluation`"),
+        ("gc.collect(2)", "gc", "the range `gc.collect(2)`"),
+        ("cudaMalloc", "allocator", "`cudaMalloc`"),
+        ("nothing", "host", None),
+    ],
+)
+def test_a_stall_that_all_ranks_share(tmp_path: Path, what: str, kind: str, told: str | None) -> None:
+    """One of five complete steps takes 400 ms longer: 80 of the mean, and nobody is a straggler."""
+    found = diagnose(tmp_path, what=what, away=ALL)
+    names = (
+        "long_steps_captured",
+        "long_steps_pattern",
+        "long_step_kind",
+        "long_step_ranks",
+        "long_step_doing",
+    )
+    assert values(found, *names) == ("3", "one", kind, "every rank", told)
+    assert values(found, "longest_step", "longest_step_doing") == (3, told)
+    assert found.facts["long_step_excess_ms"].value == pytest.approx(AWAY_MS, abs=0.1)
+    assert found.facts["long_steps_cost_ms"].value == pytest.approx(AWAY_MS / 5, abs=0.1)
+    first = found.findings[0]
+    assert (first.rule_id, first.severity) == ("slow-captured-step", "critical")
+    assert first.gain is not None
+    assert first.gain.likely_ms == pytest.approx(80.0, abs=0.1)
+    assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+def test_one_rank_that_writes_while_the_others_wait(tmp_path: Path) -> None:
+    """Rank 0 is away at the end of step 3; the others wait for it in the all-reduce of step 4."""
+    found = diagnose(tmp_path, what="train.py(88): save_checkpoint", away=(0,))
+    names = ("long_steps_captured", "long_step_kind", "long_step_ranks", "long_step_doing")
+    assert values(found, *names) == ("3-4", "host", "rank 0", "`save_checkpoint` (`train.py:88`)")
+    assert found.ledger is not None
+    slow = next(one for one in found.ledger.causes if one.id == "slow_steps")
+    assert (slow.ranks, slow.place) == ((0,), "steps 3-4: `save_checkpoint` (`train.py:88`)")
+
+
+def test_a_loader_that_stalls_once_is_waiting_for_input(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, what="loader", away=ALL)
+    assert found.ledger is not None
+    waits = next(one for one in found.ledger.causes if one.id == "input.wait")
+    assert waits.share_ms == pytest.approx(AWAY_MS / 5, abs=1.0)
+    assert waits.place == "above all in step 3"
+    assert "slow-captured-step" not in {one.rule_id for one in found.findings}
+
+
+def test_compute_that_is_slower_from_one_step_on(tmp_path: Path) -> None:
+    """Two of five complete steps compute 24 ms longer: 9.6 of the mean."""
+    found = diagnose(tmp_path, slower_from=3)
+    names = ("long_steps_captured", "long_steps_pattern", "long_step_kind")
+    assert values(found, *names) == ("3-4", "from one on", "the same kernels")
+    assert found.facts["long_steps_cost_ms"].value == pytest.approx(9.6, abs=0.1)
+
+
+def test_even_steps_have_no_long_one(tmp_path: Path) -> None:
+    facts = diagnose(tmp_path).facts
+    assert facts["long_steps_count"].value == 0
+    assert facts["captured_steps"].value == 5
+    assert facts["long_steps_pattern"].unknown == "no captured step is far longer than the others"

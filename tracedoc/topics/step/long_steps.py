@@ -1,0 +1,253 @@
+"""Facts of the run about captured steps that are far longer than the others: which, on whom, and why."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.work_shares import SAME_AMOUNT
+from tracedoc.step.rank_digest import RankDigest, StepDigest
+from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing
+from tracedoc.units import format_ranges
+from tracedoc.values import Unknown, Value
+
+LONGER, LONGER_OF_TWO = 0.10, 0.5
+"""A step is far longer if it is by this share of the usual one, and by so many times what others differ; of
+two steps, which do not show how much they differ, by the second share."""
+LONGER_SPREADS = 5.0
+
+INVOLVED = 0.5
+"""Ranks that do at least this share of what the worst does longer are those at which the step is long."""
+
+LASTING = 2.0
+"""Steps that are slower from one on are longer than usual by amounts that differ by less than this factor."""
+
+KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
+"""What a long step has more than the usual one."""
+
+SLOWER = "the same kernels"
+"""Stands for compute that takes longer, though the step launches the same work."""
+
+PATTERNS = ("one", "several", "from one on")
+"""How captured long steps lie."""
+
+NONE = Unknown("no captured step is far longer than the others")
+
+Times = NDArray[np.float64]
+
+
+class LongSteps(msgspec.Struct, frozen=True, eq=False):
+    """The steps that every rank captured whole, as columns in ms: which of them are far longer.
+
+    ``late_ms`` is what late ranks cost each, ``excess_ms`` how much longer than usual each is without that;
+    ``far`` marks those that are far longer.
+    """
+
+    steps: tuple[int, ...]
+    length_ms: Times
+    late_ms: Times
+    excess_ms: Times
+    far: NDArray[np.bool_]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The steps that are far longer, in order."""
+        return tuple(np.array(self.steps)[self.far].tolist())
+
+
+class WhyLong(msgspec.Struct, frozen=True):
+    """Why steps are far longer: a word of :data:`KINDS`, on which ranks, and what the host does there.
+
+    ``input_frac`` is the share of the loader in what these ranks do longer.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    doing: str
+    input_frac: float
+
+
+@once
+def long_steps(run: RunView) -> LongSteps:
+    """The captured steps compared with the usual one, the lower median."""
+    lengths = _lengths_ms(run)
+    steps = tuple(sorted(lengths))
+    length = np.array([lengths[step] for step in steps])
+    late = late_ms_of(run, steps)
+    if not steps:
+        return LongSteps(steps, length, late, length, np.zeros(0, dtype=bool))
+    usual = float(np.sort(length)[(length.size - 1) // 2])
+    excess = length - usual - np.maximum(late - np.median(late), 0.0)
+    spread = float(np.sort(np.abs(length - usual))[(length.size - 1) // 2])
+    far = excess > max((LONGER_OF_TWO if len(steps) == 2 else LONGER) * usual, LONGER_SPREADS * spread)
+    return LongSteps(steps, length, late, excess, far)
+
+
+@once
+def why_long(run: RunView) -> WhyLong | Unknown:
+    """Why captured steps are far longer, by what they have more than the usual steps of the same rank."""
+    found = long_steps(run)
+    if not found.far.any():
+        return NONE
+    more = {digest.rank: _more_ns(digest, found.numbers) for digest in run.digests}
+    # Who waits for others in communication does nothing longer itself.
+    own = {rank: sum(ns for kind, ns in of.items() if kind != "communication") for rank, of in more.items()}
+    worst = max(own, key=lambda rank: own[rank])
+    if own[worst] <= more[worst]["communication"]:
+        return WhyLong("communication", tuple(own), "", 0.0)
+    of = {kind: ns for kind, ns in more[worst].items() if kind != "communication"}
+    digest = run.digest(worst)
+    told = longest_step.of(digest) in found.numbers
+    doing = longest_step_doing.of(digest) if told else ""
+    kind = max(of, key=lambda kind: of[kind])
+    return WhyLong(
+        kind=SLOWER if kind == "compute" and _same_work(digest, found.numbers) else kind,
+        ranks=tuple(rank for rank, ns in own.items() if ns >= INVOLVED * own[worst]),
+        doing=doing if isinstance(doing, str) else "",
+        input_frac=min(of["input"] / own[worst], 1.0),
+    )
+
+
+def _more_ns(digest: RankDigest, far: tuple[int, ...]) -> dict[str, float]:
+    """What a rank's long steps have more of each kind than the median of its others, 0 at least.
+
+    All of them together: the step in which a rank is away is the next one of ranks that wait for it.
+    """
+    long: list[dict[str, float]] = []
+    others: list[dict[str, float]] = []
+    for step in digest.complete_steps:
+        (long if step.index in far else others).append(_parts_ns(step))
+    usual = {kind: float(np.median([one[kind] for one in others])) if others else 0.0 for kind in KINDS}
+    return {kind: sum(max(one[kind] - usual[kind], 0.0) for one in long) for kind in KINDS}
+
+
+def _same_work(digest: RankDigest, far: tuple[int, ...]) -> bool:
+    """Whether long steps launch as many kernels and thread blocks as the others; of CPUs not known."""
+    if digest.work is None or digest.is_cpu:
+        return False
+    long = np.array([step.complete and step.index in far for step in digest.steps])
+    others = np.array([step.complete and step.index not in far for step in digest.steps])
+    if not long.any() or not others.any():
+        return False
+    counts = (digest.work.kernels, digest.work.blocks)
+    return all(abs(of[long].mean() - of[others].mean()) <= SAME_AMOUNT * of[others].mean() for of in counts)
+
+
+def _parts_ns(step: StepDigest) -> dict[str, float]:
+    named = {kind: float(step.idle_ns.get(kind, 0)) for kind in ("input", "allocator", "compile", "gc")}
+    return named | {
+        "host": step.budget.idle_ns - sum(named.values()),
+        "compute": float(step.budget.compute_ns),
+        "communication": float(step.budget.exposed_comm_ns),
+        "copies": float(step.budget.exposed_copy_ns),
+    }
+
+
+def _lengths_ms(run: RunView) -> dict[int, float]:
+    """The length of each step that all ranks with steps captured whole: the mean over the ranks."""
+    counted = [one for one in run.digests if one.steps]
+    found: dict[int, list[int]] = {}
+    for digest in counted:
+        for step in digest.complete_steps:
+            found.setdefault(step.index, []).append(step.budget.window_ns)
+    return {step: sum(ns) / len(ns) / 1e6 for step, ns in found.items() if len(ns) == len(counted)}
+
+
+def late_ms_of(run: RunView, steps: tuple[int, ...]) -> Times:
+    """What each step takes longer than if all ranks came as early as the median one; zeros if not known."""
+    if len(run.digests) < 2 or arrival_replay(run) is None:
+        return np.zeros(len(steps))
+    return np.maximum(gains_together(run, StartPolicy.MEDIAN, steps), 0) / 1e6
+
+
+@run_fact(unit="text")
+def long_steps_captured(run: RunView) -> Value:
+    """The captured steps far longer than the usual one: by a tenth, and by five times what others differ.
+
+    Of two steps by half. Usual is the lower median; what late ranks cost a step more than the median is no
+    part of its length.
+    """
+    found = long_steps(run)
+    return format_ranges(found.numbers) if found.far.any() else NONE
+
+
+@run_fact(unit="count")
+def long_steps_count(run: RunView) -> Value:
+    """How many captured steps are far longer than the usual one (:func:`long_steps_captured`)."""
+    found = long_steps(run)
+    if len(found.steps) < 2:
+        return Unknown(f"all ranks captured {len(found.steps)} steps whole; two are needed")
+    return int(found.far.sum())
+
+
+@run_fact(unit="count")
+def captured_steps(run: RunView) -> Value:
+    """The steps that all ranks captured whole."""
+    return len(long_steps(run).steps)
+
+
+@run_fact(unit="text", values=PATTERNS)
+def long_steps_pattern(run: RunView) -> Value:
+    """How the long steps (:func:`long_steps_captured`) lie.
+
+    "one" or "several"; "from one on": two and more, all at the end of the capture, longer by about as much.
+    """
+    found = long_steps(run)
+    count = int(found.far.sum())
+    if count < 2:
+        return "one" if count else NONE
+    last = found.excess_ms[-count:]
+    lasts = bool(found.far[-count:].all()) and last.max() <= LASTING * last.min()
+    return "from one on" if lasts else "several"
+
+
+@run_fact(unit="ms")
+def long_step_excess_ms(run: RunView) -> Value:
+    """How much longer than usual the longest captured step is (:func:`long_steps_captured`)."""
+    found = long_steps(run)
+    return float(found.excess_ms.max()) if found.far.any() else NONE
+
+
+@run_fact(unit="ms")
+def long_steps_cost_ms(run: RunView) -> Value:
+    """What long steps (:func:`long_steps_captured`) cost the mean captured step."""
+    found = long_steps(run)
+    return float(np.where(found.far, found.excess_ms, 0.0).mean()) if found.far.any() else NONE
+
+
+@run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, longest_step_doing))
+def long_step_kind(run: RunView) -> Value:
+    """What the longest captured step has most of beyond the median step, on the rank that has most.
+
+    Compute, communication or copies that hide nothing, and idle time: "input", "allocator", "compile", "gc"
+    by what the host does, "host" for the rest. "the same kernels": compute takes longer, though long steps
+    launch as many kernels and thread blocks. Waiting in communication is that of others.
+    """
+    found = why_long(run)
+    return found if isinstance(found, Unknown) else found.kind
+
+
+@run_fact(unit="text", needs=(longest_step, longest_step_doing))
+def long_step_ranks(run: RunView) -> Value:
+    """On which ranks the longest captured step is long by what they do themselves: "every rank", or which."""
+    found = why_long(run)
+    if isinstance(found, Unknown):
+        return found
+    if len(found.ranks) == len(run.digests) > 1:
+        return "every rank"
+    return ("rank " if len(found.ranks) == 1 else "ranks ") + format_ranges(found.ranks)
+
+
+@run_fact(unit="text", needs=(longest_step, longest_step_doing))
+def long_step_doing(run: RunView) -> Value:
+    """What the host does in the longest captured step only (:func:`longest_step_doing`)."""
+    found = why_long(run)
+    if isinstance(found, Unknown):
+        return found
+    return found.doing or Unknown(
+        "no function, range or operator of the trace fills what the step takes longer"
+    )
