@@ -74,7 +74,9 @@ def write_run(folder: Path, **options: Any) -> Path:
 
 
 @pytest.mark.soak
-def test_waiting_for_a_stream_is_not_work(tmp_path: Path, either_peer: Arguments, diagnosis_of: Diagnose) -> None:
+def test_waiting_for_a_stream_is_not_work(
+    tmp_path: Path, either_peer: Arguments, diagnosis_of: Diagnose
+) -> None:
     plain, with_sync = tmp_path / "plain.json", tmp_path / "with_sync.json"
     plain.write_text(json.dumps(trace(0)))
     with_sync.write_text(json.dumps(trace(0, with_sync=True)))

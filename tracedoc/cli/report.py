@@ -23,6 +23,7 @@ def report(
     report_format: str | None,
     outputs: tuple[str, ...],
     verdicts: bool,
+    top: int,
     redact: bool | None,
     browse: bool,
 ) -> None:
@@ -43,6 +44,7 @@ def report(
         places,
         command="" if diagnosis == "-" else shlex.join(["tracedoc", "report", diagnosis]),
         verdicts=verdicts,
+        top=top,
         redact=redact,
         browse=browse,
     )
