@@ -30,7 +30,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [CompletionItem(name) for name in _all_names(*_known(())) if name.startswith(incomplete)]
 
 
-@click.command()
+@click.command(short_help="Explain a rule, a fact, a cause, a limit, or any word.")
 @click.argument("name", shell_complete=_names)
 @click.argument("run", nargs=-1, metavar="[RUN]...")
 @rules_option()

@@ -14,7 +14,7 @@ from tracedoc.cli.reading import diagnosis_of
 from tracedoc.errors import InputError
 
 
-@click.command()
+@click.command(short_help="Show a diagnosis that was saved as JSON or as a page.")
 @click.argument("diagnosis", metavar="DIAGNOSIS", shell_complete=files)
 @report_options
 @quiet_option

@@ -111,7 +111,7 @@ def _causes(fall: Waterfall) -> Iterator[str]:
 
 def _finding_line(item: FindingView, view: View) -> str:
     finding = item.finding
-    gain = f": {safe(item.gain)}" if item.gain else ""
+    gain = f": saves {safe(item.gain)}" if item.gain else ""
     line = f"**{safe(finding.title)}** ({finding.severity}){gain}"
     if item.fixes:
         line += f". {safe(item.fixes[0].title)}"
