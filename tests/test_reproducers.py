@@ -8,6 +8,7 @@ import pytest
 
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
+from tracedoc.errors import InputError
 
 
 @pytest.fixture
@@ -42,3 +43,79 @@ def test_iterations_of_a_loop_on_a_cpu_are_steps(diagnosed: Diagnosis) -> None:
 def test_operators_of_the_cpu_make_a_cpu_run(diagnosed: Diagnosis) -> None:
     assert diagnosed.run.device == "CPU"
     assert "No answer" not in diagnosed.summary
+
+
+@pytest.mark.parametrize(
+    ("diagnosed", "cause", "least_ms"),
+    [
+        ("cold_start_called_batch_too_small", "host.first_calls", 623),
+        ("torchscript_fusion_compile", "host.compile", 290),
+    ],
+    indirect=["diagnosed"],
+)
+def test_a_capture_that_is_mostly_warm_up_has_a_guard_and_no_advice(
+    diagnosed: Diagnosis, cause: str, least_ms: float
+) -> None:
+    assert diagnosed.ledger is not None
+    first, *_ = diagnosed.ledger.causes
+    assert (first.id, first.told_by) == (cause, ("warm-up-captured",))
+    assert first.share_ms > least_ms
+    assert diagnosed.summary.startswith("No diagnosis:")
+    assert "capture later steps" in diagnosed.summary
+    assert {one.rule_id for one in diagnosed.findings} == {"warm-up-captured", "few-steps"}
+
+
+@pytest.mark.parametrize("diagnosed", ["copies_only"], indirect=True)
+def test_copies_alone_are_told(diagnosed: Diagnosis) -> None:
+    assert diagnosed.findings[0].rule_id == "pageable-copies"
+    assert "147 MiB" in diagnosed.findings[0].message
+    assert diagnosed.ledger is not None
+    # One direction takes 32.2 ms and the other 34.5: at best both travel at the same time.
+    assert {one.id for one in diagnosed.ledger.causes} >= {"input.copies", "host.sync"}
+    assert 34 < diagnosed.ledger.ideal_ms < 35
+
+
+@pytest.mark.parametrize("diagnosed", ["cpu_randn_called_launch_bound"], indirect=True)
+def test_an_operator_that_computes_on_the_cpu_is_no_slow_launching(diagnosed: Diagnosis) -> None:
+    first = diagnosed.findings[0]
+    assert first.rule_id == "host-away"
+    assert "aten::randn" in first.message
+    assert not any("torch.compile" in fix.change for fix in first.fixes)
+    assert "host-bound-launches" not in {one.rule_id for one in diagnosed.findings}
+    assert diagnosed.budget is not None
+    assert round(diagnosed.budget.idle_causes_ms["operator"], 1) == 3.1
+
+
+@pytest.mark.parametrize("diagnosed", ["fp32_unlisted_gpu"], indirect=True)
+def test_compute_capability_says_that_a_gpu_has_tensor_cores(diagnosed: Diagnosis) -> None:
+    first = diagnosed.findings[0]
+    assert first.rule_id == "idle-tensor-cores"
+    assert "2 to 4 times" in first.message
+    assert diagnosed.ledger is not None
+    # 110 ms in fp32, at twice the rate at the least.
+    assert round(diagnosed.ledger.causes[0].share_ms) == 55
+
+
+@pytest.mark.parametrize("diagnosed", ["range_is_the_forward_pass"], indirect=True)
+def test_a_range_that_is_the_forward_pass_is_not_taken_out(diagnosed: Diagnosis) -> None:
+    assert "script-code" not in {one.rule_id for one in diagnosed.findings}
+    assert diagnosed.facts["forward_only"].value is True
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("begin_end_events", "none of its 8 events is complete"),
+        ("legacy_autograd_export", "legacy torch.autograd profiler"),
+    ],
+)
+def test_files_of_other_writers_are_named(shared_traces: Path, name: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        tracedoc.load(shared_traces / "reproducers" / f"{name}.json")
+
+
+@pytest.mark.parametrize("diagnosed", ["gloo_waits_for_the_gpu"], indirect=True)
+def test_a_host_without_a_gpu_waits_for_other_ranks(diagnosed: Diagnosis) -> None:
+    assert diagnosed.replay is not None
+    assert set(diagnosed.replay.path) == {"compute", "communication"}
+    assert round(diagnosed.replay.path["communication"], 2) == 0.02

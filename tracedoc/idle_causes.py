@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 CAUSES = (
-    "input", "allocator", "sync", "compile", "gc", "profiler", "launch", "dependency", "unknown"
+    "input", "allocator", "sync", "loading", "compile", "gc", "profiler", "operator", "launch", "dependency",
+    "unknown",
 )  # fmt: skip
 """In order of precedence: the first that holds at a nanosecond is its cause.
 
 input: a data loader is waited for; allocator: device memory is allocated or freed; sync: the host waited for
-the GPU, which therefore ran out of work (:mod:`tracedoc.timeline.syncs`); compile: code is compiled, a module
-loaded or a graph captured; gc: Python collects garbage; profiler: the profiler's own work; launch: the next
-GPU event was not launched yet, or the call that launches it has not returned; dependency: it was launched,
-yet nothing runs (gaps inside a CUDA graph among them); unknown: its launch was not seen. A long call that
-launches a kernel for the first time loads it: that is compile.
+the GPU, which therefore ran out of work (:mod:`tracedoc.timeline.syncs`); loading: a kernel, a module or a
+library is called for the first time; compile: code is compiled, or a graph captured; gc: Python collects
+garbage; profiler: the profiler's own work; operator: an operator computes on the CPU, and launches nothing
+(:mod:`tracedoc.timeline.quiet`); launch: the next GPU event was not launched yet, or the call that launches
+it has not returned; dependency: it was launched, yet nothing runs (gaps inside a CUDA graph among them);
+unknown: its launch was not seen.
 """
 
 LATE_LAUNCH = ("optimizer", "dispatch", "python")
@@ -37,6 +39,8 @@ WORDS = {
     "input": CauseWords("waiting for the data loader", "waits for input"),
     "allocator": CauseWords("memory allocation", "allocates or frees device memory"),
     "sync": CauseWords("the host blocks on the GPU", "waits for the GPU"),
+    "loading": CauseWords("kernels and libraries are loaded", "loads kernels and libraries"),
+    "operator": CauseWords("operators on the CPU", "computes in an operator on the CPU"),
     "compile": CauseWords(
         "code is compiled", "compiles", "code is compiled, which TORCH_LOGS=recompiles explains"
     ),
@@ -46,7 +50,7 @@ WORDS = {
     "optimizer": CauseWords("launch-bound in the optimizer", "is in the optimizer"),
     "dispatch": CauseWords("launch-bound in operators", "is inside an operator"),
     "python": CauseWords("launch-bound in Python", "runs Python between operators"),
-    "dependency": CauseWords("waiting for another stream", "is ahead: work is queued, nothing runs"),
+    "dependency": CauseWords("work is queued, nothing runs", "is ahead of the GPU"),
     "unknown": CauseWords(
         "cause unknown",
         "not visible in the trace",

@@ -12,6 +12,8 @@ CAUSE_WORDS: dict[str, str] = {
     "input.wait": "waiting for the next batch",
     "input.copies": "copies of the batch to the device",
     "host.sync": "the host waits for the GPU",
+    "host.first_calls": "kernels and libraries are called for the first time",
+    "host.compile": "code is compiled",
     "host.pause": "the host is away and launches nothing",
     "host.allocator": "device memory is allocated and freed",
     "host.offload": "parameters, gradients or optimizer on the host",

@@ -28,7 +28,14 @@ from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
 from tracedoc.ledger import Ledger
 from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
-from tracedoc.ranks.run_view import RunView, build_run_view, ended_early, with_source_steps
+from tracedoc.ranks.run_view import (
+    RunView,
+    build_run_view,
+    ended_early,
+    ranks_without_steps,
+    shared_steps,
+    with_source_steps,
+)
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.job import read_job
@@ -194,6 +201,12 @@ def measure(
     listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
     run = discover([os.fspath(path) for path in listed])
     ranked, settled, unread = _read_ranks(run, chosen, progress)
+    left_out = ranks_without_steps(ranked)
+    shared = chosen.steps or shared_steps([one for one in ranked if one.rank not in left_out])
+    if shared != chosen.steps:
+        ranked, settled, unread = _read_ranks(run, replace(chosen, steps=shared), progress)
+    seen, ranked = ranked, [digest for digest in ranked if digest.rank not in left_out]
+    unknown = [_left_out(digest) for digest in seen if digest.rank in left_out]
     if chosen.steps is not None and not any(digest.steps for digest in ranked):
         raise InputError(
             f"no step of {chosen.steps[0]}-{chosen.steps[1]} is in these traces",
@@ -201,7 +214,7 @@ def measure(
         )
     failures = Failures()
     job = failures.contain("what the manifest tells", lambda: read_job(run.manifest), None)
-    view = build_run_view(ranked, settled.world_size, job)
+    view = build_run_view(ranked, settled.world_size, job, left_out, shared)
     steps = failures.contain("the steps with Python stacks", lambda: _source_steps(view), {})
     view = with_source_steps(view, steps)
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
@@ -214,13 +227,23 @@ def measure(
         *run.limits,
         *settled.limits,
         *unread,
-        *_limits_of_ranks(view.digests),
+        *unknown,
+        *_limits_of_ranks(seen),
         *view.matching.limits,
         *(job.limits if job is not None else ()),
         *slower,
         *failures.limits,
     )
     return Measured(measure_run(view), _merged(limits), settled.cycle, settled.cycles)
+
+
+def _left_out(digest: RankDigest) -> Limit:
+    why = "its file is cut off" if digest.truncated else "its records end"
+    return Limit(
+        "rank-left-out",
+        f"rank {digest.rank} is left out: {why} before a step that the others show is whole",
+        "whether they wait for it is unknown, and all findings have low confidence",
+    )
 
 
 def _source_steps(view: RunView) -> dict[int, SourceStep]:

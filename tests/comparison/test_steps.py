@@ -193,6 +193,37 @@ def test_operators_that_take_longer_on_cpus_may_explain_a_change(
     assert verdict_on(change, same_program=same_program).word == expected
 
 
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (on_cpu(60, 25), "inconclusive"),  # 100 less 50 of waiting are 50
+        (on_cpu(60, 25, (30.0,)), "improved"),  # 60 less 30 of waiting are 30
+        (on_cpu(60, 25, (10.0,)), "inconclusive"),  # 60 less 10 of waiting are 50
+    ],
+)
+def test_waits_of_both_sides_are_taken_off(head: Diagnosis, expected: str) -> None:
+    assert verdict_on(step_change(on_cpu(100, 50, (50.0,)), head)).word == expected
+
+
+@pytest.mark.parametrize(
+    ("unprofiled", "expected"),
+    [
+        ((100.0, 70.0), "improved"),
+        ((100.0, 95.0), "inconclusive"),  # within 10 %
+        ((None, 70.0), "inconclusive"),
+    ],
+)
+def test_steps_without_the_profiler_decide_what_few_captured_ones_leave_open(
+    unprofiled: tuple[float | None, float], expected: str
+) -> None:
+    """The captured steps shrank by 30 %, by 8 % at least; two runs on CPUs may differ by 10 %."""
+    before, after = unprofiled
+    change = StepChange(
+        100, 70, 5, 5, -0.3, -0.5, -0.08, 0.1, base_unprofiled_ms=before, head_unprofiled_ms=after
+    )
+    assert verdict_on(change).word == expected
+
+
 def test_waits_for_cores_come_on_top_of_slower_operators() -> None:
     # 200 ms, less 20 % of waiting, are 160; operators that take 1.5 times as long make 107 of them.
     slow = on_cpu(200, 75, (40,))

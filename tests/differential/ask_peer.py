@@ -1,4 +1,4 @@
-"""Arguments HolisticTraceAnalysis, or its successor of the same module name, about traces; answer in JSON.
+"""Ask HolisticTraceAnalysis, or its successor of the same module name, about traces; answer in JSON.
 
 Runs in the peer's own environment: ``ask_peer.py breakdown FILE``, ``ask_peer.py stragglers DIRECTORY`` or
 ``ask_peer.py ranks DIRECTORY``. The answer is the last line of standard output.

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-Arguments = Callable[[str, Path], dict[str, Any]]
+Ask = Callable[[str, Path], dict[str, Any]]
 SECONDS = 300
 
 
-def _peer(repository: Path, name: str) -> Arguments:
+def _peer(repository: Path, name: str) -> Ask:
     environment = repository / f".venv-{name}"
     if not (environment / "ready").exists():
         pytest.skip(f"{name} is not installed in {environment.name} (make peers)")
@@ -36,14 +36,14 @@ def _peer(repository: Path, name: str) -> Arguments:
 
 
 @pytest.fixture(scope="session")
-def hta(repository: Path) -> Arguments:
-    """Arguments HolisticTraceAnalysis 0.5.0."""
+def hta(repository: Path) -> Ask:
+    """Ask HolisticTraceAnalysis 0.5.0."""
     return _peer(repository, "hta")
 
 
 @pytest.fixture(scope="session", params=["hta", "traceinsight"])
-def either_peer(repository: Path, request: pytest.FixtureRequest) -> Arguments:
-    """Arguments HolisticTraceAnalysis 0.5.0, then its successor traceinsight 0.6.1."""
+def either_peer(repository: Path, request: pytest.FixtureRequest) -> Ask:
+    """Ask HolisticTraceAnalysis 0.5.0, then its successor traceinsight 0.6.1."""
     return _peer(repository, request.param)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-Arguments = Callable[[str, Path], dict[str, Any]]
+Ask = Callable[[str, Path], dict[str, Any]]
 REAL = [
     "ddp_resnet_a100_2rank_r0/nccl_data.json.gz",
     "dlrm_8rank_v100/worker0_step_12.1694128201545.pt.trace.json.gz",
@@ -60,7 +60,7 @@ def test_capture_budget_is_that_of_hta(
     trace: str,
     shared_traces: Path,
     tmp_path: Path,
-    hta: Arguments,
+    hta: Ask,
     diagnosis_of: Callable[[Path], dict[str, Any]],
 ) -> None:
     path = write_comparable(shared_traces / trace, tmp_path / "trace.json")
@@ -81,7 +81,7 @@ def test_capture_budget_is_that_of_hta(
 
 
 def test_hta_leaves_out_kernels_that_were_launched_before_the_capture(
-    shared_traces: Path, hta: Arguments, diagnosis_of: Callable[[Path], dict[str, Any]]
+    shared_traces: Path, hta: Ask, diagnosis_of: Callable[[Path], dict[str, Any]]
 ) -> None:
     """968 of the 3,653 GPU events of this file have no launch in it; they took time all the same."""
     path = shared_traces / "ddp_resnet_mi300_8rank_r0" / "resnet_act_checkpoint.json.gz"

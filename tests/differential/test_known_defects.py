@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-Arguments = Callable[[str, Path], dict[str, Any]]
+Ask = Callable[[str, Path], dict[str, Any]]
 Diagnose = Callable[[Path], dict[str, Any]]
 OLD_KERNEL = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)"
 NEW_KERNEL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -74,9 +74,7 @@ def write_run(folder: Path, **options: Any) -> Path:
 
 
 @pytest.mark.soak
-def test_waiting_for_a_stream_is_not_work(
-    tmp_path: Path, either_peer: Arguments, diagnosis_of: Diagnose
-) -> None:
+def test_waiting_for_a_stream_is_not_work(tmp_path: Path, either_peer: Ask, diagnosis_of: Diagnose) -> None:
     plain, with_sync = tmp_path / "plain.json", tmp_path / "with_sync.json"
     plain.write_text(json.dumps(trace(0)))
     with_sync.write_text(json.dumps(trace(0, with_sync=True)))
@@ -92,7 +90,7 @@ def test_waiting_for_a_stream_is_not_work(
 
 @pytest.mark.soak
 def test_straggler_search_survives_todays_kernel_names(
-    tmp_path: Path, either_peer: Arguments, diagnosis_of: Diagnose
+    tmp_path: Path, either_peer: Ask, diagnosis_of: Diagnose
 ) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     for folder, kernel in ((old, OLD_KERNEL), (new, NEW_KERNEL)):
@@ -107,7 +105,7 @@ def test_straggler_search_survives_todays_kernel_names(
 
 
 @pytest.mark.soak
-def test_compact_json_loses_no_rank(tmp_path: Path, either_peer: Arguments, diagnosis_of: Diagnose) -> None:
+def test_compact_json_loses_no_rank(tmp_path: Path, either_peer: Ask, diagnosis_of: Diagnose) -> None:
     for path in write_run(tmp_path).iterdir():
         path.write_text(json.dumps(json.loads(path.read_text()), separators=(",", ":")))
 
@@ -117,7 +115,7 @@ def test_compact_json_loses_no_rank(tmp_path: Path, either_peer: Arguments, diag
 
 @pytest.mark.soak
 def test_one_truncated_file_stops_no_other_rank(
-    tmp_path: Path, either_peer: Arguments, diagnosis_of: Diagnose
+    tmp_path: Path, either_peer: Ask, diagnosis_of: Diagnose
 ) -> None:
     write_run(tmp_path)
     cut = tmp_path / "rank1.json"

@@ -71,11 +71,12 @@ def test_a_graph_whose_kernels_are_missing_is_refused(shared_traces):
     assert "98 % of the step" in found.reason
 
 
-def test_a_trace_without_kernels_is_refused(shared_traces):
+def test_a_trace_of_one_collective_and_no_compute_is_played(shared_traces):
     found = replay_run(
         run_of(shared_traces / "format_variants/rank-70.Mar_25_20_48_12.2861.pt.trace.json.gz")
     )
-    assert isinstance(found, Refusal)
+    assert isinstance(found, RunReplay)
+    assert (found.replayed_ms, found.step_ms) == (0.05, 0.05)
 
 
 def test_programs_survive_the_way_from_the_worker(sample_traces):

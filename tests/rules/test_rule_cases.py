@@ -23,6 +23,7 @@ MOVES = (0.5, 1.5)
 FIRES_ELSEWHERE: Mapping[str, str] = {
     "data-parallel-module": "tests/rules/test_rules_on_built_traces.py",
     "gloo-on-gpu": "tests/rules/test_rules_on_built_traces.py",
+    "interpreter-held": "tests/topics/host/test_background.py",
     "rotating-straggler": "tests/ranks/test_stragglers.py",
     "script-code": "tests/topics/host/test_script_code.py",
 }
@@ -35,6 +36,7 @@ DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("rotating-straggler", "min_share"): "tests/ranks/test_stragglers.py",
     ("rotating-straggler", "steady"): "tests/ranks/test_stragglers.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
+    ("interpreter-held", "min_share"): "tests/topics/host/test_background.py",
     ("script-code", "min_share"): "tests/topics/host/test_script_code.py",
     ("cpu-straggler", "habit"): "tests/topics/straggler/test_core_wait.py",
     ("cpu-straggler", "place"): "",

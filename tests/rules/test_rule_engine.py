@@ -110,6 +110,14 @@ def test_a_fix_with_a_condition_is_shown_only_where_it_holds() -> None:
     assert [fix.title for fix in finding.fixes] == ["always", "much"]
 
 
+def test_a_fix_is_left_out_only_where_its_exception_is_known_to_hold() -> None:
+    exceptions = {"has it": "comm_ms > 20", "has not": "comm_ms <= 20", "untold": "lost_ms > 0"}
+    fixes = tuple(RuleFix("any", title, "none", unless=one) for title, one in exceptions.items())
+    _, finding = only(judge(rule(fixes=fixes), of=measured(COMM_40)))
+    assert finding is not None
+    assert [fix.title for fix in finding.fixes] == ["has not", "untold"]
+
+
 def test_a_condition_that_does_not_hold_passes() -> None:
     verdict, finding = only(judge(rule(), of=measured(fact("comm_ms", "ms", 5.0))))
     assert (verdict.outcome, verdict.comparisons[0].holds, finding) == ("pass", False, None)

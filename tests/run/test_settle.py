@@ -50,6 +50,11 @@ def test_newest_cycle_common_to_most_ranks_is_chosen() -> None:
     assert [limit.code for limit in settled.limits] == ["other-cycles"]
 
 
+def test_a_few_of_many_cycles_are_named() -> None:
+    settled = settle([Candidate(f"s{step}", file_rank=0, first_step=step) for step in range(0, 640, 10)])
+    assert settled.limits[0].message.endswith("the others are 0, 10, 20, 30, 40, 50, and 57 more")
+
+
 def test_a_cycle_can_be_asked_for() -> None:
     candidates = [Candidate(f"s{step}", file_rank=0, first_step=step) for step in (3, 13)]
     assert settle(candidates, 3).files == (RankFile(0, "s3"),)

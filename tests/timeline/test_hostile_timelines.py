@@ -37,7 +37,15 @@ def test_transfers_of_a_gpu_job_without_gpu_events_are_not_taken_for_collectives
     ]
     diagnosis = diagnose(tmp_path, events, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])
     assert [limit.code for limit in diagnosis.limits] == ["no-gpu-activity"]
+    assert "neither kernels nor launches" in diagnosis.limits[0].message
     assert diagnosis.budget is None
+
+
+def test_launches_without_kernels_are_told_from_a_gpu_that_was_not_recorded(tmp_path: Path) -> None:
+    events = [event("cpu_op", "aten::mm", 10, 20), event("cuda_runtime", "cudaLaunchKernel", 15, 5)]
+    diagnosis = diagnose(tmp_path, events, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])
+    assert [limit.code for limit in diagnosis.limits] == ["no-gpu-activity"]
+    assert "kernels were launched" in diagnosis.limits[0].message
 
 
 def test_a_step_that_takes_no_time_has_no_shares(tmp_path: Path) -> None:

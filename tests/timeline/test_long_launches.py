@@ -45,21 +45,47 @@ def idle_ms(timeline: RankTimeline, cause: str) -> float:
 
 def test_loading_a_kernel_that_runs_for_the_first_time_is_a_cold_start(tmp_path: Path) -> None:
     timeline = timeline_with(tmp_path, launched_ms=250, first_ms=250)
-    assert round(idle_ms(timeline, "compile"), 2) == 12.0
+    assert round(idle_ms(timeline, "loading"), 2) == 12.0
     assert idle_ms(timeline, "dependency") < 0.1
 
 
 def test_a_long_launch_of_a_known_kernel_is_a_late_launch(tmp_path: Path) -> None:
     timeline = timeline_with(tmp_path, launched_ms=250, first_ms=0)
-    assert idle_ms(timeline, "compile") == 0
+    assert idle_ms(timeline, "loading") == 0
     assert idle_ms(timeline, "dependency") < 0.1
 
 
-def test_a_step_that_loads_kernels_is_called_cold(tmp_path: Path) -> None:
-    cold = timeline_with(tmp_path, launched_ms=150, first_ms=150)
-    assert [limit.code for limit in cold.limits] == ["cold-start"]
-    assert "12 %" in cold.limits[0].message
-    assert timeline_with(tmp_path, launched_ms=150, first_ms=0).limits == ()
+def test_what_an_operator_does_before_it_launches_a_new_kernel_is_loading(tmp_path: Path) -> None:
+    timeline = launched_after(tmp_path, "aten::cudnn_convolution", "xmma_fprop", known=False)
+    assert idle_ms(timeline, "loading") == 30
+    assert idle_ms(timeline, "operator") == 0
+
+
+def test_what_an_operator_does_before_it_launches_a_known_kernel_is_its_own(tmp_path: Path) -> None:
+    timeline = launched_after(tmp_path, "aten::cudnn_convolution", "xmma_fprop", known=True)
+    assert idle_ms(timeline, "loading") == 0
+    assert idle_ms(timeline, "operator") == 30
+
+
+def test_what_precedes_the_first_launch_of_a_generated_kernel_is_compiling(tmp_path: Path) -> None:
+    timeline = launched_after(tmp_path, "scripted", "fused_mul_add_123", known=False)
+    assert idle_ms(timeline, "compile") == 30
+    assert idle_ms(timeline, "loading") == 0
+
+
+def test_a_range_of_a_script_that_launches_nothing_is_no_operator(tmp_path: Path) -> None:
+    timeline = launched_after(tmp_path, "scripted", "xmma_fprop", known=False)
+    assert idle_ms(timeline, "loading") == idle_ms(timeline, "operator") == 0
+
+
+def launched_after(tmp_path: Path, operator: str, kernel: str, *, known: bool) -> RankTimeline:
+    """A rank that launches a kernel 30 ms after an operator began, of which the GPU has no work."""
+    builder = TraceBuilder()
+    builder.kernel(kernel if known else "other", 1, 2, launch_ms=0.5)
+    builder.kernel("plain", 9, 10, launch_ms=8.5)
+    builder.host(operator, 20, 51)
+    builder.kernel(kernel, 50.02, 52, launch_ms=50)
+    return tracedoc.build_timeline(tracedoc.load(builder.write(tmp_path / "rank-0.json")))
 
 
 def test_the_hosts_floor_holds_no_time_in_which_it_may_wait_for_the_gpu(tmp_path: Path) -> None:

@@ -61,6 +61,60 @@ def test_a_data_set_is_found_inside_the_loader(tmp_path: Path) -> None:
     assert ("`__getitem__` (`data.py:8`)", True, 46) in found
 
 
+def test_a_script_without_functions_is_named_by_what_it_calls(tmp_path: Path) -> None:
+    """Of 100 ms at the top level torch saves for 50 and the host sleeps for 30; an operator covers 15."""
+    found = places(
+        tmp_path,
+        ("train.py(8): <module>", 0, 100, "python_function"),
+        ("torch/serialization.py(944): save", 0, 50, "python_function"),
+        ("torch/serialization.py(1183): _save", 1, 49, "python_function"),
+        ("<built-in function sleep>", 50, 80, "python_function"),
+        ("aten::mm", 80, 95, "cpu_op"),
+    )
+    assert found == [
+        ("`save` at the top level of `train.py`", False, 50),
+        ("`sleep` at the top level of `train.py`", False, 30),
+        ("code at the top level of `train.py`", False, 5),
+    ]
+
+
+def test_a_function_that_runs_the_whole_step_is_named_by_what_it_calls(tmp_path: Path) -> None:
+    """Two calls of 30 ms are two places: the loop's function says neither."""
+    found = places(
+        tmp_path,
+        ("train.py(30): main", 0, 100, "python_function"),
+        ("logging/__init__.py(1479): info", 0, 30, "python_function"),
+        ("<built-in method write of _io.TextIOWrapper object at 0x7f>", 1, 29, "python_function"),
+        ("<built-in function sleep>", 40, 70, "python_function"),
+        ("aten::mm", 70, 100, "cpu_op"),
+    )
+    assert found == [
+        ("`info` in `main` (`train.py:30`)", False, 30),
+        ("`sleep` in `main` (`train.py:30`)", False, 30),
+        ("`main` (`train.py:30`)", False, 10),
+    ]
+
+
+def test_a_comprehension_is_part_of_its_function(tmp_path: Path) -> None:
+    found = places(
+        tmp_path,
+        ("train.py(30): main", 0, 100, "python_function"),
+        ("data.py(9): tokens", 10, 90, "python_function"),
+        ("data.py(10): <listcomp>", 11, 89, "python_function"),
+        ("data.py(10): <genexpr>", 20, 80, "python_function"),
+    )
+    assert found == [("`tokens` (`data.py:9`)", False, 80), ("`main` (`train.py:30`)", False, 20)]
+
+
+def test_time_of_the_collector_is_nobody_s(tmp_path: Path) -> None:
+    found = places(
+        tmp_path,
+        ("train.py(30): main", 0, 100, "python_function"),
+        ("/opt/tracedoc/collector/steps.py(64): counted", 10, 90, "python_function"),
+    )
+    assert found == [("`main` (`train.py:30`)", False, 20)]
+
+
 def test_a_named_range_stands_where_there_are_no_frames(tmp_path: Path) -> None:
     found = places(
         tmp_path,

@@ -52,6 +52,24 @@ def test_the_counters_of_an_optimizer_are_on_the_host(tmp_path: Path) -> None:
     assert found == ()
 
 
+def test_a_barrier_is_where_the_script_calls_it(tmp_path: Path) -> None:
+    found = lines(
+        tmp_path,
+        ("train.py(8): <module>", 0, 100),
+        ("torch/distributed/c10d_logger.py(81): wrapper", 1, 9),
+        ("torch/distributed/distributed_c10d.py(5148): barrier", 2, 8),
+        ("train.py(3): synced", 10, 50),
+        ("torch/distributed/distributed_c10d.py(5148): barrier", 20, 30),
+        ("torch/distributed/distributed_c10d.py(3303): all_gather_object", 30, 40),
+        ("torch/distributed/distributed_c10d.py(2900): all_reduce", 60, 90),
+    )
+    assert [(one.call, one.meets, str(one.place)) for one in found] == [
+        ("all_gather_object", True, "`synced` (`train.py:3`)"),
+        ("barrier", True, "`synced` (`train.py:3`)"),
+        ("barrier", True, "`barrier` at the top level of `train.py`"),
+    ]
+
+
 def test_other_calls_are_none_of_it(tmp_path: Path) -> None:
     assert lines(tmp_path, ("train.py(40): main", 0, 100), ("<built-in method append of list>", 1, 2)) == ()
 

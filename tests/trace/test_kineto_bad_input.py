@@ -61,6 +61,29 @@ WHOLE = json.dumps({"distributedInfo": {"rank": 3, "world_size": 8}, "traceEvent
         (b'{"traceEv', "cut off before its first"),
         (b'{"traceEvents": [{"ph": "X", ', "cut off before its first whole event"),
         (b'[{"ph": "X", "cat": "forward", "name": "f", "ts": 1, "dur": 2}]', "not one of PyTorch's profiler"),
+        (b'[{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}}]', "holds no events"),
+        (
+            b'[{"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "python"}},'
+            b'{"ph": "b", "cat": "f", "name": "1", "id": 1, "pid": 0, "tid": 0, "ts": 1},'
+            b'{"ph": "e", "cat": "f", "name": "1", "id": 1, "pid": 0, "tid": 0, "ts": 9}]',
+            "none of its 2 events is complete",
+        ),
+        (b'[{"ph": "B", "name": "f", "pid": 0, "tid": 0, "ts": 1}]', "none of its 1 events is complete"),
+        (
+            b'[{"ph": "X", "name": "aten::mm", "pid": "CPU functions", "tid": 1, "ts": 1, "dur": 2}]',
+            "legacy torch.autograd profiler",
+        ),
+        (
+            b'[{"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},'
+            b'{"ph": "X", "pid": 1, "tid": 14, "ts": 10.5, "dur": 2.1, "name": "fusion_1"}]',
+            "JAX or TensorFlow",
+        ),
+        (
+            b'{"traceEvents": [{"ph": "M", "pid": 0, "name": "process_name",'
+            b'"args": {"name": "/job:localhost/replica:0/task:0/device:GPU:0 Compute"}},'
+            b'{"cat": "Op", "ph": "X", "pid": 0, "tid": 0, "ts": 10, "dur": 2, "name": "MatMul"}]}',
+            "JAX or TensorFlow",
+        ),
     ],
 )
 def test_what_is_no_trace_is_called_by_its_name(text: bytes, words: str) -> None:

@@ -208,8 +208,9 @@ def _rule(rule: Rule) -> str:
         lines += ["", f"Fixes, with the numbers of a run: tracedoc explain {rule.id} RUN"]
     for fix in rule.fixes:
         lines.append(_paragraph(f"{framework_name(fix.framework)}: {without_numbers(fix.title)}", 2, hang=4))
-        if fix.when:
-            lines.append(_paragraph(f"only where {fix.when}", 4))
+        for word, condition in (("only where", fix.when), ("unless", fix.unless)):
+            if condition:
+                lines.append(_paragraph(f"{word} {condition}", 4))
         if fix.advice:
             lines.append(_paragraph(without_numbers(fix.advice), 4))
         if fix.change:

@@ -1,4 +1,4 @@
-"""Arguments the GPU's driver about it: once for what it is, ten times a second for clocks, power and throttling.
+"""Ask the GPU's driver about it: once for what it is, ten times a second for clocks, power and throttling.
 
 NVML through ``pynvml`` where that can be imported; ``nvidia-smi`` and ``rocm-smi`` with a timeout. All of it
 runs on threads of its own.

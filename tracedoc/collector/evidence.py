@@ -36,6 +36,7 @@ from tracedoc.collector.environment import (
 from tracedoc.collector.frameworks import BatchWatch, describe, describe_compile, find_live
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe
+from tracedoc.collector.samples import StackSamples
 from tracedoc.collector.steps import StepLogWriter
 
 _SCHEDULE = Path("/proc/thread-self/schedstat")
@@ -186,6 +187,7 @@ class _Watch:
         self.armed = False
         self.core_wait: CoreWait | None = None
         self.schedule = ThreadSchedule()
+        self.samples = StackSamples()
 
 
 def _ignore(generation: int, end_ns: int, length_ns: int) -> None:
@@ -210,6 +212,7 @@ def on_start(config: Mapping[str, object]) -> Facts:
     watch = _Watch(config)
     _watches[os.getpid()] = watch
     watch.collections.begin()
+    watch.samples.begin()
     watch.host.begin()
     return known(
         environment=describe_environment(),
@@ -241,6 +244,7 @@ def on_window_start() -> Facts:
         return {}
     if watch.log is not None:
         watch.log.window(ends=False)
+    watch.samples.skip()
     watch.memory = describe_memory()
     watch.counters = read_counters()
     watch.armed, watch.core_wait = True, None
@@ -267,14 +271,17 @@ def on_window_end() -> Facts:
     watch.armed, watch.core_wait = False, None
     if watch.log is not None:
         watch.log.window(ends=True)
+    watch.samples.skip()
     return {"window": window, **_so_far(watch)}
 
 
 def on_source_step(*, ends: bool) -> Facts:
     """Note that the step with Python stacks begins or ends: its length is not that of the job's steps."""
     watch = _watch()
-    if watch is not None and watch.log is not None:
-        watch.log.window(ends=ends)
+    if watch is not None:
+        watch.samples.skip()
+        if watch.log is not None:
+            watch.log.window(ends=ends)
     return {}
 
 
@@ -284,6 +291,7 @@ def on_step(end_ns: int) -> None:
     if watch is None:
         return
     times = watch.schedule.scheduled_ns()
+    watch.samples.step()
     if watch.log is not None:
         watch.log.step(end_ns, times[1] if times is not None else None)
     if watch.core_wait is not None:
@@ -299,6 +307,7 @@ def on_exit() -> Facts:
     if watch is None:
         return {}
     watch.collections.end()
+    watch.samples.end()
     watch.schedule.close()
     if watch.log is not None:
         watch.log.close()
@@ -312,6 +321,7 @@ def _so_far(watch: _Watch) -> Facts:
         memory=describe_memory() if training else None,
         compile=probe(describe_compile, {}),
         collections=watch.collections.describe(),
+        samples=watch.samples.describe(),
         batch=watch.batches.tensors,
         nccl=probe(read_nccl_log, os.environ, os.getpid()),
         host_tools=watch.host.answers(),

@@ -360,6 +360,7 @@ def describe_loader(loader: Any) -> Plain:
     own = _describe(loader, "", probe(getattr, loader, "batch_sampler"), getattr(loader, "sampler", None))
     return known(
         **(own | attributes(loader, "batch_size")),
+        batches=probe(len, loader),
         collate=probe(lambda: getattr(loader.collate_fn, "__name__", type(loader.collate_fn).__name__)),
         start_method=probe(lambda: loader.multiprocessing_context.get_start_method()),
     )

@@ -27,6 +27,9 @@ LEAST_CHANGE_ON_CPU = 0.10
 UNCHANGED = 0.05
 """An interval within this much around none is "unchanged", even where a small change would still fit in."""
 
+LEAST_RUN = 0.05
+"""A thread that waited nearly all of a step still ran for some of it."""
+
 _EXACT_UP_TO = 60
 _MOST_STEPS = 1000
 _LONGEST_MS = 1e9  # eleven days; what is longer is no step
@@ -120,7 +123,7 @@ def verdict_on(change: StepChange | None, *, same_program: bool = False) -> Step
         why = f"{few} complete {'step' if few == 1 else 'steps'} on a side cannot be told from noise"
         return StepVerdict("inconclusive", why, 5)
     noise = change.noise_frac
-    if change.high_frac >= -noise and change.low_frac <= noise:
+    if change.high_frac >= -noise and change.low_frac <= noise and not _agreed(change):
         if max(-change.low_frac, change.high_frac) <= max(noise, UNCHANGED):
             return StepVerdict("unchanged")
         return StepVerdict("inconclusive", "the steps vary more than the change", _needed(change))
@@ -134,18 +137,21 @@ def verdict_on(change: StepChange | None, *, same_program: bool = False) -> Step
         why = "the steps without the profiler do not agree with the captured ones"
     if why:
         return StepVerdict("inconclusive", why)
-    return StepVerdict("improved" if change.high_frac < -noise else "regressed")
+    return StepVerdict("improved" if change.change_frac < 0 else "regressed")
 
 
 def _waiting_explains(change: StepChange, machine: float = 1.0) -> bool:
-    """True where the change could vanish if the slower side had not waited for cores.
+    """True where the change could vanish if threads had waited for cores on neither side.
 
-    What else runs on the machine differs from capture to capture. HEAD's machine takes ``machine`` times as
-    long for the same work.
+    What else runs on the machine differs from capture to capture, so each side is taken without its own
+    waiting. HEAD's machine takes ``machine`` times as long for the same work.
     """
+    ran = (1 - change.head_waited_frac) / max(1 - change.base_waited_frac, LEAST_RUN) / machine
     if change.change_frac < 0:
-        return 1 + change.high_frac > machine * (1 - change.base_waited_frac) * (1 - change.noise_frac)
-    return (1 + change.low_frac) * (1 - change.head_waited_frac) < machine * (1 + change.noise_frac)
+        least = change.change_frac if _agreed(change) else change.high_frac
+        return (1 + least) * ran > 1 - change.noise_frac
+    least = change.change_frac if _agreed(change) else change.low_frac
+    return (1 + least) * ran < 1 + change.noise_frac
 
 
 def _machine_explains(change: StepChange) -> bool:
@@ -170,6 +176,19 @@ def _waited(diagnosis: Diagnosis, steps_ms: Sequence[float]) -> float:
     """Return the share of a step in which training threads waited for a free core; 0 where unknown."""
     waits = diagnosis.numbers("core_wait_ms").values()
     return min(max(waits, default=0.0) / float(np.median(steps_ms)), 1.0)
+
+
+def _agreed(change: StepChange) -> bool:
+    """True where the captured steps differ for sure, if not surely by more than noise, and the others say it.
+
+    The steps without the profiler are many and are other ones: where their median and that of the captured
+    steps change by more than noise, in one direction, that is no chance.
+    """
+    base, head = change.base_unprofiled_ms, change.head_unprofiled_ms
+    if not base or not head or change.low_frac <= 0 <= change.high_frac:
+        return False
+    sign = 1 if change.change_frac > 0 else -1
+    return min(sign * change.change_frac, sign * (head / base - 1)) > change.noise_frac
 
 
 def _contradicted(change: StepChange) -> bool:

@@ -12,7 +12,10 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.units import format_bytes, format_ms, format_ranges
 
-_HOST = ("launch", "optimizer", "dispatch", "python", "sync", "allocator", "compile", "gc", "profiler")
+_HOST = (
+    *("launch", "operator", "optimizer", "dispatch", "python", "sync", "allocator"),
+    *("loading", "compile", "gc", "profiler"),
+)
 _SPLIT_ALIKE = 0.1
 """Transfer and waiting are compared where as much of them is split on both sides, but for this share."""
 

@@ -1,4 +1,4 @@
-"""Arguments HolisticTraceAnalysis about traces: a script of its own, run in a process of its own.
+"""Ask HolisticTraceAnalysis about traces: a script of its own, run in a process of its own.
 
 ``hta_side.py FILE...`` writes one line of JSON for each file: its temporal breakdown in milliseconds, or the
 error. It imports nothing of tracedoc, so that any Python that has HTA can run it.

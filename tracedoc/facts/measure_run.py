@@ -14,6 +14,7 @@ from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
 from tracedoc.topics import load_facts
 from tracedoc.trace.vocabulary import P2P_OPS
+from tracedoc.units import format_ranges
 from tracedoc.values import Failed, Unknown, Value
 
 _LOG = logging.getLogger(__name__)
@@ -96,10 +97,10 @@ def confidence(run: RunView) -> str:
     """The confidence in findings.
 
     "high": every rank of the world, each with three or more complete steps; "medium": ranks missing or
-    fewer steps; "low": no complete step.
+    fewer steps; "low": no complete step, or ranks left out that were captured.
     """
     counts = [len(digest.complete_steps) for digest in run.digests]
-    if not counts or max(counts) == 0:
+    if not counts or max(counts) == 0 or run.left_out:
         return "low"
     everyone = run.world_size is None or len(run.digests) >= run.world_size
     return "high" if everyone and min(counts) >= STEPS_FOR_CONFIDENCE else "medium"
@@ -109,6 +110,10 @@ def availability(run: RunView) -> dict[str, Availability]:
     """The availability of each need in the capture."""
     present, absent = _present(run), _absent_by_nature(run)
     missing = dict(_MISSING)
+    if run.left_out:
+        whose = f"rank{'s' if len(run.left_out) > 1 else ''} {format_ranges(run.left_out)}"
+        present -= _OF_SEVERAL_RANKS
+        missing |= dict.fromkeys(_OF_SEVERAL_RANKS, f"nothing is known of {whose}, for which others may wait")
     if "gpu" not in present | absent.keys():
         missing |= dict.fromkeys(("kernels", "launches"), _MISSING["gpu"])  # one cause, shown once
     found = {}
@@ -152,6 +157,9 @@ def _absent_by_nature(run: RunView) -> dict[str, str]:
         absent["sends"] = "no rank sends to a single other one, as in a pipeline"
     return absent
 
+
+_OF_SEVERAL_RANKS = {"collectives", "multi_rank", "sends"}
+"""Needs that ranks meet together: where one is left out, how long the others wait for it is unknown."""
 
 SENDS = (*sorted(P2P_OPS), "unknown")
 """Operations that are, or may be, between two ranks."""

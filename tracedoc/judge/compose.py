@@ -38,6 +38,7 @@ from tracedoc.run.job import job_settings
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.topics.capture.run import strategy_of
+from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.path_in_picture import path_in_picture
 from tracedoc.whatif.predictions import run_replay
@@ -82,7 +83,7 @@ def compose(
         "The measurements stand below.",
     )
     return Diagnosis(
-        summary=_failure(limits) + summary,
+        summary=_failure(limits, run) + summary,
         run=info,
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
@@ -124,8 +125,17 @@ def _with_path(detail: Detail, run: RunView) -> Detail:
     return replace(detail, picture=replace(detail.picture, path=path_in_picture(run, made, detail.picture)))
 
 
-def _failure(limits: tuple[Limit, ...]) -> str:
-    """The words before all else: that the job failed, and how, or that a rank ended early."""
+def _failure(limits: tuple[Limit, ...], run: RunView) -> str:
+    """The words before all else: that files are cut off, that the job failed, or that a rank ended early."""
+    cut = [digest.rank for digest in run.digests if digest.truncated]
+    missing = next((limit.message for limit in limits if limit.code == "rank-left-out"), "")
+    if missing:
+        return f"{missing[0].upper()}{missing[1:]}. "
+    if cut and len(run.digests) == 1:
+        return "The file is cut off. "
+    if cut:
+        few = "The file of rank" if len(cut) == 1 else "The files of ranks"
+        return f"{few} {format_ranges(cut)} {'is' if len(cut) == 1 else 'are'} cut off. "
     early = next((limit.message for limit in limits if limit.code == "ended-early"), "")
     if early:
         return f"{early[0].upper()}{early[1:]}. "

@@ -175,5 +175,9 @@ def _steps(times: Times, measurements: Measurements) -> tuple[int, ...]:
 
 
 def _helps(fix: RuleFix, values: Mapping[str, Value]) -> bool:
-    """Whether a fix's condition holds; one that cannot be judged does not."""
-    return not fix.when or evaluate_condition(parse(fix.when), values).value is True
+    """Whether a fix's condition holds and its exception does not; what cannot be judged is neither."""
+    suits, exempt = (
+        bool(text) and evaluate_condition(parse(text), values).value is True
+        for text in (fix.when, fix.unless)
+    )
+    return (suits or not fix.when) and not exempt

@@ -9,7 +9,7 @@ from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import changes_training, fitting_first
-from tracedoc.judge.ledgered import INHERENT
+from tracedoc.judge.ledgered import INHERENT, warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
     gain_ms,
@@ -21,6 +21,7 @@ from tracedoc.judge.without_warning import (
 from tracedoc.ledger import Ledger
 from tracedoc.predicted import PlanStep
 from tracedoc.step.rank_digest import RankDigest
+from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.topics.straggler.rank import foreign_turns_ms
@@ -61,10 +62,10 @@ def summarise(
         return f"No answer: {_why_nothing(measurements.run.digests)}."
     if step == 0:
         return "No answer: what was recorded takes no time."
-    if unreliable := _why_unreliable(measurements, limits, step):
+    if unreliable := _why_unreliable(measurements, limits, step, ledger):
         return f"No diagnosis: {unreliable}."
     caution = _caution(measurements)
-    worth = [one for one in findings if one.gain is not None and one.severity != "note"]
+    worth = [one for one in findings if (one.gain is not None or one.says) and one.severity != "note"]
     if not worth and caution and not measurements.is_cpu:
         large = [one for one in findings if gain_ms(one) >= WORTH_NAMING * step]
         worth = [one for one in large if one.rule_id not in INHERENT]
@@ -97,17 +98,25 @@ def _caution(measurements: Measurements) -> str:
     return "(Low confidence: the capture is small or incomplete; the limits below say how.)"
 
 
-def _why_unreliable(measurements: Measurements, limits: Sequence[Limit], step: float) -> str:
-    """The reason not to trust the step's split, or "": kernels that ran are not in the trace."""
+def _why_unreliable(
+    measurements: Measurements, limits: Sequence[Limit], step: float, ledger: Ledger | None
+) -> str:
+    """The reason not to trust the step's split, or "": kernels are missing, or it is no warm step."""
     queued = (number(measurements, queued_idle_ms) or 0.0) - (number(measurements, foreign_turns_ms) or 0.0)
     if any(limit.code == "lost-kernels" for limit in limits):
         return "kernels that were launched are missing from the trace, so what looks idle may not be"
+    if warm_up := warm_up_frac(ledger, measurements):
+        share = f"for {format_percent(warm_up)} of the {format_ms(step)} step"
+        return f"{share} code is loaded or compiled for the first time; capture later steps"
     if queued > MOSTLY_QUEUED * step:
         share = format_percent(queued / step)
-        return (
-            f"for {share} of the step work was queued and nothing ran; kernels of CUDA graphs may be missing "
-            "from the trace"
+        graphs = number(measurements, cuda_graph_launches)
+        why = (
+            "kernels of CUDA graphs may be missing from the trace"
+            if graphs
+            else "the capture shows no reason"
         )
+        return f"for {share} of the step work was queued and nothing ran; {why}"
     return ""
 
 
@@ -132,10 +141,12 @@ def _place(measurements: Measurements, finding: Finding) -> str:
 def _why_nothing(digests: Sequence[RankDigest]) -> str:
     """The reason why there is no device time, from the limits of the traces."""
     limits = [limit for digest in digests for limit in digest.limits]
-    for code in ("no-gpu-activity", "unknown-device"):
+    for code in ("no-gpu-activity", "unknown-device", "lost-kernels", "gpu-ended-early"):
         for limit in limits:
             if limit.code == code:
                 return limit.words
+    if any(digest.cut for digest in digests):
+        return "no step is known to be whole"
     return "no step and no device activity is in these traces"
 
 
@@ -171,6 +182,8 @@ def outcome(
         same_work = " for as many samples" if changes_training(first) else ""
         also = "" if changes_training(first) else _or_batch(batch, after[1])
         return f"{first.title}: {format_step_change(step, after)}{same_work}{also}."
+    if first is not None and all(one.gain is None for one in named):
+        return f"{first.title}: what that saves cannot be told from this run."
     return _without(measurements, named, ledger, step)
 
 

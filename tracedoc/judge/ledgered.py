@@ -12,6 +12,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, severity_by_share
 from tracedoc.judge.rule import Rule
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
+from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
 from tracedoc.whatif.ledger import alone_of
@@ -26,8 +27,17 @@ ALIKE = 0.5
 """A cause that no rule tells comes after one that a rule tells where that costs at least this share of it:
 there a fix is known."""
 
+WARM_UP = ("host.first_calls", "host.compile")
+"""Causes that a job pays once."""
+
+MOSTLY = 0.5
+"""Of a step that is warm-up for more than this share nothing else is told: later ones are not like it."""
+
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
+
+BETWEEN_RANKS = ("ranks", "pipeline", "order", "link")
+"""Families of causes that are not told where a rank is left out: the others may have waited for it."""
 
 TOPIC_OF_FAMILY = {
     "input": "input",
@@ -91,6 +101,18 @@ def _named(names: Sequence[str], ledger: Ledger) -> tuple[LedgerCause, ...]:
 def causes_of(rule: Rule, ledger: Ledger) -> tuple[LedgerCause, ...]:
     """The entries of the ledger that a rule names, in whole or in part."""
     return _named((*rule.cause, *rule.part_of), ledger)
+
+
+def warm_up_frac(ledger: Ledger | None, measurements: Measurements) -> float:
+    """The share of the step in which code is loaded or compiled, where that is most of it; else 0.
+
+    It is 0 for a job that compiles again in step after step: that is no warm-up.
+    """
+    again = measurements.value(recompiling_steps)
+    if ledger is None or not ledger.step_ms or (isinstance(again, int) and again > 1):
+        return 0.0
+    share = sum(one.share_ms for one in ledger.causes if one.id in WARM_UP) / ledger.step_ms
+    return share if share > MOSTLY else 0.0
 
 
 def _beyond(rule: Rule, measurements: Measurements) -> bool:
@@ -170,15 +192,21 @@ def concluded(
     claims, others = _claims(judgement, ledger)
     priced = [_Priced(one) for one in others]
     dropped: dict[str, _Dropped] = {}
+    warm_up = warm_up_frac(ledger, measurements)
     for claim in sorted(claims, key=lambda one: one.order):
-        heard = _heard(claim, claimed, ledger, measurements)
+        heard: _Priced | _Dropped
+        if warm_up and not set(claim.rule.cause) & {*WARM_UP}:
+            heard = _Dropped("pass", f"{format_percent(warm_up)} of the step is warm-up, unlike later ones")
+        else:
+            heard = _heard(claim, claimed, ledger, measurements)
         if isinstance(heard, _Dropped):
             dropped[claim.rule.id] = heard
         else:
             priced.append(heard)
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
-        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known:
+        unsettled = warm_up or (measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS)
+        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known and not unsettled:
             claimed.told[cause.id] = [cause.id]
             share = 0.0 if cause.id in INHERENT else cause.share_ms
             priced.append(_Priced(_plain(cause, ledger, measurements), share, plain=True))

@@ -207,8 +207,9 @@ def _names_of_fix(
         used |= _names_of_template(at, text, units, what, *place, what, braces=what == "change")
     if fix.predict:
         _check_prediction(at, fix, units, *place, "predict")
-    if fix.when:
-        used |= _names_of_condition(at, fix.when, units, texts, *place, "when")
+    for what in ("when", "unless"):
+        if condition := getattr(fix, what):
+            used |= _names_of_condition(at, condition, units, texts, *place, what)
     return used
 
 

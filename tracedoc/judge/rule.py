@@ -87,7 +87,10 @@ class Words(_Part, frozen=True):
 
 
 class RuleFix(_Part, frozen=True):
-    """A fix in the words of one framework, offered where ``when`` holds, or always if that is "".
+    """A fix in the words of one framework, offered where ``when`` holds and ``unless`` does not.
+
+    ``unless`` says that the job has it already, or has not what it changes: not known is no reason to leave
+    a fix out. Both are "" where the rule's ``fits`` says why its fixes need neither.
 
     It has a ``change`` that can be pasted, ``advice`` in prose, or both. ``predict`` is the change that it is
     replayed as: its name under "change", and its parameters, which may be facts in braces.
@@ -100,6 +103,7 @@ class RuleFix(_Part, frozen=True):
     advice: Text = ""
     url: Url = ""
     when: Text = ""
+    unless: Text = ""
     predict: dict[str, Scalar] = field(default_factory=dict)
 
     @property
@@ -121,7 +125,8 @@ class Rule(_Part, frozen=True):
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``on_cpu`` is "capped" (a
     CPU trace makes it a note at most: its time shares say little) or "as_usual" (counts, loader waits,
     arrival order). ``tells`` is "cause", or "time" for a rule that says where time goes and not why: it
-    speaks of what the others leave. ``limit`` is the code of one that says the same as its finding: both are
+    speaks of what the others leave. ``fits`` says why ``fixes`` without a condition suit every job in which
+    the rule holds. ``limit`` is the code of one that says the same as its finding: both are
     shown as one. ``aliases`` are former ids, and names that people look for; rules may share one.
     """
 
@@ -146,6 +151,7 @@ class Rule(_Part, frozen=True):
     on_cpu: Literal["capped", "as_usual"] = "capped"
     tells: Literal["cause", "time"] = "cause"
     fixes: tuple[RuleFix, ...] = ()
+    fits: Text = ""
     limit: LimitCode = ""
     aliases: tuple[Text, ...] = ()
 

@@ -302,9 +302,10 @@ class Walk:
     def _of_call(self, point: int, ns: float, spot: PieceEnd) -> Piece:
         """The piece that a blocked call itself takes."""
         kind = Call(int(self._program.layout.kind[point]))
-        return self._piece(
-            _OF_CALL.get(kind, "host"), point, ns, "the data loader" if kind == Call.INPUT else "", spot
-        )
+        resource = _OF_CALL.get(kind, "host")
+        if kind == Call.SYNC and self._program.layout.is_cpu:
+            resource = "communication"  # without a device a host waits for other ranks alone
+        return self._piece(resource, point, ns, "the data loader" if kind == Call.INPUT else "", spot)
 
     def _of_launch(self, point: int, ns: float) -> Iterator[Piece]:
         """Yield the way from a call to the start of what it launched, and what the host did before it."""

@@ -271,9 +271,8 @@ class Gathering:
             "point": np.where(program.point < 0, program.point, program.point + point),
             "cause_from": program.cause_from + event,
             "cause_to": program.cause_to + np.where(to_host, point, event),
-            "hook_point": program.hook_point + point,
+            "doing_point": program.doing_point + point,
             "offload_event": program.offload_event + event,
-            "offload_point": program.offload_point + point,
         }
         for name, column in self._columns.items():
             column.add(narrow(moved[name] if name in moved else getattr(program, name)))

@@ -31,9 +31,6 @@ SURE_ERROR, UNEXPLAINED_SURE = 0.01, 0.02
 
 SHARED_CORES = "processes and loader workers that share cores slow each other down, which is not replayed"
 
-LOSING = ("lost-kernels", "no-gpu-activity")
-"""Limits of a capture with which replays are refused: kernels are missing from it."""
-
 
 class Refusal(msgspec.Struct, frozen=True):
     """Why a run cannot be replayed."""
@@ -141,9 +138,6 @@ def _replay_of(
 def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:
     """Return the step to replay: the judged one if every rank has its program."""
     for digest in run.digests:
-        lost = next((limit for limit in digest.limits if limit.code in LOSING), None)
-        if lost is not None:
-            return Refusal(lost.words)
         if not digest.programs:
             return Refusal(f"rank {digest.rank}: {digest.unplayable}")
     common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))

@@ -60,7 +60,8 @@ class ArrivalReplay:
     ``rest_ns`` have an entry for each row: what it is part of, when it was launched, the row that it
     stands behind, and how long after the last start it ended; ``held_back`` tells which hosts are as far
     ahead of their GPUs whatever happens; ``members`` (how many parts) and ``one_way`` (a send and its
-    receive) one for each operation; ``offsets`` tell where the rows of each rank begin.
+    receive) one for each operation; ``offsets`` tell where the rows of each rank begin, ``closes`` whether
+    all of them are of its steps, so that the last one ends no earlier than they do.
     """
 
     steps: tuple[tuple[int, ...], ...]
@@ -79,6 +80,7 @@ class ArrivalReplay:
     one_way: list[bool]
     held_back: tuple[bool, ...]
     offsets: tuple[int, ...]
+    closes: tuple[bool, ...]
 
     def step_ends(
         self,
@@ -153,6 +155,10 @@ def arrival_replay(run: RunView) -> ArrivalReplay | None:
         one_way=_one_way(run),
         held_back=tuple(_is_held_back(path) for _, path, _ in ranks),
         offsets=tuple(offsets),
+        closes=tuple(
+            not digest.steps or not (digest.collectives.start_ns >= digest.steps[-1].end_ns).any()
+            for digest in run.digests
+        ),
     )
     return plan if _is_as_measured(run, plan) else None
 
@@ -292,7 +298,8 @@ def _play(state: _State) -> list[list[int]]:
             state.advance(rank, alone=True)
     for rank, edges in enumerate(state.edges):
         rows = slice(plan.offsets[rank], plan.offsets[rank + 1])
-        edges[-1] = max([edges[-1], *state.ends[rows]])
+        if plan.closes[rank]:
+            edges[-1] = max([edges[-1], *state.ends[rows]])
     return state.edges
 
 

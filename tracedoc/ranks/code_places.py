@@ -69,7 +69,9 @@ def time_in(place: CodePlace, own: Sequence[CodePlace], peer: Sequence[CodePlace
     mine = {(one.file, one.line, one.function) for one in own}
     found = 0
     for one in peer:
-        if (one.file, one.function, one.loading) != (place.file, place.function, place.loading):
+        if any(
+            getattr(one, name) != getattr(place, name) for name in ("file", "function", "loading", "call")
+        ):
             continue
         if one.line == place.line:
             return one.time_ns

@@ -48,7 +48,8 @@ NO_OPERATION = -1
 class RankCollectives(msgspec.Struct, frozen=True):
     """The collectives of one rank, the host whose clock stamped them ("" if unknown), and its groups.
 
-    ``gloo``: it ran them, and its sends last until they are received.
+    ``gloo``: it ran them, and its sends last until they are received. ``steps`` are the first and the last
+    step whose operations are matched, ``None`` for all.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class RankCollectives(msgspec.Struct, frozen=True):
     table: CollectiveTable
     groups: tuple[ProcessGroup, ...] = ()
     gloo: bool = False
+    steps: tuple[int, int] | None = None
 
 
 class Matching(msgspec.Struct, frozen=True, eq=False):
@@ -208,7 +210,10 @@ def _entries(ranks: Sequence[RankCollectives], numbers: GroupNumbers) -> tuple[t
         members = [0 if number == NO_GROUP else numbers.groups[number].size for number in group.tolist()]
         names = [_matched_as(one.op, members[place], gloo=rank.gloo) for place, one in enumerate(kinds)]
         op = np.array([codes.setdefault(name, len(codes)) for name in names] or [0], dtype=np.int32)
-        row = np.flatnonzero(group[kind] != NO_GROUP)
+        known = group[kind] != NO_GROUP
+        if rank.steps is not None:
+            known &= (table.step >= rank.steps[0]) & (table.step <= rank.steps[1])
+        row = np.flatnonzero(known)
         row = row[np.argsort(group[kind[row]], kind="stable")]
         kind = kind[row]
         # What one rank gives to an all-to-all need not be what another one gives.

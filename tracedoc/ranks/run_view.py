@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from itertools import groupby
 from statistics import median
 from typing import Any, TypeVar
 
@@ -50,8 +51,9 @@ class RunView:
     the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what each group of
     the matching should reach on its link, ``None`` where that is not known. ``last_exposed_ns`` is, for each
     matched operation, how long its transfer is exposed on the rank that came last. ``job`` is the manifest's
-    part about the job, ``None`` without one; ``source_steps`` are the steps with Python stacks that were
-    read, by rank. ``kept`` caches the results of functions with several callers (:func:`once`).
+    part about the job, ``None`` without one; ``left_out`` are ranks with a trace of which no step is
+    known that the others show; ``source_steps`` are the steps with Python stacks that were read, by rank.
+    ``kept`` caches the results of functions with several callers (:func:`once`).
     """
 
     digests: tuple[RankDigest, ...]
@@ -65,6 +67,7 @@ class RunView:
     last_exposed_ns: Int64Array
     representative: int | None
     job: Job | None = None
+    left_out: tuple[int, ...] = ()
     source_steps: Mapping[int, SourceStep] = field(default_factory=dict)
     kept: dict[Callable[[RunView], Any], Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -128,11 +131,13 @@ def build_run_view(
     digests: Sequence[RankDigest],
     world_size: int | None,
     job: Job | None = None,
+    left_out: tuple[int, ...] = (),
+    steps: tuple[int, int] | None = None,
 ) -> RunView:
-    """Match the collectives of all ranks and choose the rank that stands for the run."""
+    """Match the collectives of all ranks, of some ``steps``, and choose the rank that stands for the run."""
     ordered = tuple(sorted(digests, key=lambda digest: digest.rank))
     ranks = with_guessed_groups(
-        [RankCollectives(d.rank, d.host, d.collectives, d.groups, d.is_cpu) for d in ordered]
+        [RankCollectives(d.rank, d.host, d.collectives, d.groups, d.is_cpu, steps) for d in ordered]
     )
     ordered = tuple(
         digest if rank.table is digest.collectives else structs.replace(digest, collectives=rank.table)
@@ -164,6 +169,7 @@ def build_run_view(
         curves=group_curves(matching, {d.rank: Seat(d.device, d.host, d.ordinal) for d in ordered}),
         representative=_representative_rank(ordered),
         job=job,
+        left_out=left_out,
     )
 
 
@@ -203,6 +209,42 @@ def _representative_rank(digests: Sequence[RankDigest]) -> int | None:
 def habitual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The lower quartile over steps, the first axis of ``values``: what holds in three steps of four."""
     return np.asarray(np.sort(values, axis=0)[(len(values) - 1) // 4])
+
+
+def ranks_without_steps(digests: Sequence[RankDigest]) -> tuple[int, ...]:
+    """The ranks of which no step is known that others show whole: they are cut, or ended before all others.
+
+    None where others show no whole step either.
+    """
+    known = {digest.rank: {step.index for step in digest.complete_steps} for digest in digests}
+    others = [known[digest.rank] for digest in digests if not digest.cut and known[digest.rank]]
+    whole = set.intersection(*others) if others else set().union(*known.values())
+    if not whole:
+        return ()
+    shortest = min(step.end_ns - step.start_ns for digest in digests for step in digest.complete_steps)
+    return tuple(
+        digest.rank
+        for digest in digests
+        if not known[digest.rank] & whole and (digest.cut or _length_ns(digest) < shortest)
+    )
+
+
+def shared_steps(digests: Sequence[RankDigest]) -> tuple[int, int] | None:
+    """The first and the last of the steps that every rank captured whole, without a gap; ``None`` for all.
+
+    Of a step that one rank shows and another does not, nothing is known across ranks: who came last, and how
+    long the others waited, is what the other one would tell.
+    """
+    known = [{step.index for step in digest.complete_steps} for digest in digests]
+    shared = sorted(set.intersection(*known)) if len(known) > 1 else []
+    cut = any(digest.cut for digest in digests)
+    numbered = len({digest.step_source for digest in digests}) == 1
+    if not shared or not (cut or (numbered and any(one != known[0] for one in known))):
+        return None
+    listed = sorted({step.index for digest in digests for step in digest.steps})
+    runs = [list(some) for whole, some in groupby(listed, lambda step: step in shared) if whole]
+    longest = max(runs, key=len)
+    return longest[0], longest[-1]
 
 
 def ended_early(run: RunView) -> list[Limit]:

@@ -13,6 +13,8 @@ STATES: dict[str, tuple[str, str]] = {
     "idle profiler": ("delay", WORDS["profiler"].idle),
     "idle gc": ("delay", WORDS["gc"].idle),
     "idle compile": ("delay", WORDS["compile"].idle),
+    "idle loading": ("delay", WORDS["loading"].idle),
+    "idle operator": ("delay", WORDS["operator"].idle),
     "idle allocator": ("delay", WORDS["allocator"].idle),
     "idle sync": ("sync", WORDS["sync"].idle),
     "idle input": ("input", WORDS["input"].idle),

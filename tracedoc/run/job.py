@@ -43,13 +43,19 @@ Entry = Mapping[str, object]
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """The settings of a DataLoader; ``None`` where they are not known."""
+    """The settings of a DataLoader, ``None`` where they are not known; ``batches`` are those of an epoch.
+
+    ``sampler`` is the class that chooses samples, ``replicas`` among how many ranks it shares them out.
+    """
 
     batch_size: int | None = None
     workers: int | None = None
     prefetch_factor: int | None = None
     pin_memory: bool | None = None
     persistent_workers: bool | None = None
+    batches: int | None = None
+    sampler: str = ""
+    replicas: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,20 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
+class Samples:
+    """Stacks of the thread that trains, in steps far longer than usual: ms and frames, innermost first.
+
+    A frame reads ``train.py(12): main@15``, which runs line 15. ``loop`` are those around every step. Of
+    ``steps`` that the rank made ``long`` were sampled.
+    """
+
+    steps: int = 0
+    long: int = 0
+    loop: tuple[str, ...] = ()
+    stacks: tuple[tuple[float, tuple[str, ...]], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class RankJob:
     """What one rank recorded about itself.
 
@@ -81,7 +101,8 @@ class RankJob:
     ``links`` are NCCL's channels by transport; ``throttled`` are shares of the captured time by reason,
     ``counters`` what the host's grew by in it; ``training_thread`` has ``steps`` of it, and for how many
     microseconds of these the thread ``ran_us`` and, ready to run, ``waited_us`` for a core; ``cores`` are
-    those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share. ``training``
+    those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share; ``threads`` are
+    those that torch uses for one operator. ``training``
     is what the live objects showed of it, by name; ``compiled`` are the counters of torch.compile.
     """
 
@@ -107,10 +128,12 @@ class RankJob:
     training_thread: Mapping[str, int] = field(default_factory=dict)
     cores: int | None = None
     affinity: str = ""
+    threads: int | None = None
     json_bytes: int = 0
     source: str = ""
     log: StepLog | None = None
     compiled: Mapping[str, int] = field(default_factory=dict)
+    samples: Samples = Samples()
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +204,12 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         training_thread=_values(_entry(window, "training_thread"), int),
         cores=_cores(_entry(environment, "host")),
         affinity=_value(_entry(environment, "host"), "affinity", str) or "",
+        threads=_value(_entry(environment, "threads"), "torch", int),
         json_bytes=_value(part, "json_bytes", int) or 0,
         source=str(_beside(entry, "source", folder, unusable) or ""),
         log=_log(entry, folder, unusable) if with_log else None,
         compiled=_values(_entry(framework, "compile"), int) | _values(_entry(part, "compile"), int),
+        samples=_samples(_entry(part, "samples")),
     )
 
 
@@ -234,7 +259,7 @@ def _cores(host: Entry) -> int | None:
 
 
 def _loader(entries: Sequence[Entry]) -> Loader:
-    """Return the loader that feeds the training: of several, the one with most workers."""
+    """Return the loader that feeds the training: of several, the one with most workers, then with a share."""
     loaders = [
         Loader(
             batch_size=_value(entry, "batch_size", int),
@@ -242,10 +267,13 @@ def _loader(entries: Sequence[Entry]) -> Loader:
             prefetch_factor=_value(entry, "prefetch_factor", int),
             pin_memory=_value(entry, "pin_memory", bool),
             persistent_workers=_value(entry, "persistent_workers", bool),
+            batches=_value(entry, "batches", int),
+            sampler=_value(entry, "sampler", str) or "",
+            replicas=_value(entry, "sampler_replicas", int),
         )
         for entry in entries
     ]
-    return max(loaders, key=lambda loader: loader.workers or 0, default=Loader())
+    return max(loaders, key=lambda one: (one.workers or 0, one.replicas or 0), default=Loader())
 
 
 def _buckets(entries: Sequence[Entry]) -> Buckets:
@@ -257,6 +285,21 @@ def _buckets(entries: Sequence[Entry]) -> Buckets:
             as_view=_value(entry, "gradient_as_bucket_view", bool),
         )
     return Buckets()
+
+
+def _samples(entry: Entry) -> Samples:
+    stacks = [(_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks")]
+    return Samples(
+        steps=_value(entry, "steps", int) or 0,
+        long=_value(entry, "long", int) or 0,
+        loop=_texts(entry, "loop"),
+        stacks=tuple((ms, frames) for ms, frames in stacks if ms and frames),
+    )
+
+
+def _texts(entry: Entry, key: str) -> tuple[str, ...]:
+    found = entry.get(key)
+    return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
 
 
 _FRAMEWORKS = {

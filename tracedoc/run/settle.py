@@ -150,6 +150,10 @@ def _refuse_mixed_jobs(candidates: Sequence[Candidate]) -> None:
 # Cycles.
 
 
+MOST_NAMED_CYCLES = 6
+"""So many of the cycles that are not analysed are named."""
+
+
 def _choose_cycle(
     by_rank: Mapping[int, list[Candidate]], wanted: int | None, limits: list[Limit]
 ) -> tuple[dict[int, Candidate], int | None, tuple[int, ...]]:
@@ -165,11 +169,13 @@ def _choose_cycle(
         raise InputError(f"cycle {wanted} was not recorded", f"choose one of: {', '.join(map(str, cycles))}")
     others = [str(number) for number in cycles if number != wanted]
     if others:
+        more = len(others) - MOST_NAMED_CYCLES
+        named = ", ".join(others if more <= 1 else [*others[:MOST_NAMED_CYCLES], f"and {more} more"])
         limits.append(
             Limit(
                 "other-cycles",
                 f"{len(cycles)} profiler cycles were recorded: this is cycle {wanted}, "
-                f"the {_plural(len(others), 'other is', 'others are')} {', '.join(others)}",
+                f"the {_plural(len(others), 'other is', 'others are')} {named}",
                 "only one cycle is analysed; choose another with --cycle",
             )
         )

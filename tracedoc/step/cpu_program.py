@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.calls import Calls, loader_rows, order_calls, parts_of, ready_lags
-from tracedoc.step.notes import longest_lags, ranges_by_thread, with_units
+from tracedoc.step.notes import find_doings, longest_lags, ranges_by_thread, with_doings, with_units
 from tracedoc.step.program import Call, Cause, Group, RankProgram, TooLong, Unplayable
 from tracedoc.timeline.activity import gloo_rows
 from tracedoc.timeline.build import RankTimeline
@@ -232,7 +232,7 @@ def build_cpu_program(
         label_at=labelled,
         labels=labels,
     )
-    return with_units(program, timeline, mine.start_ns)
+    return with_doings(with_units(program, timeline), find_doings(timeline), mine.start_ns)
 
 
 def _goes_on(calls: Calls, blocks: npt.NDArray[np.bool_]) -> int:

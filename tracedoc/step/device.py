@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.trace.devices import DevicePeak, device_peak
+from tracedoc.trace.devices import TENSOR_SPEEDUPS, DevicePeak, device_peak
 from tracedoc.values import Unknown
 
 UNNAMED = "GPU"
@@ -37,6 +37,24 @@ def half_tflops(timeline: RankTimeline) -> float | Unknown:
     if isinstance(peak, Unknown):
         return peak
     return peak.bf16_tflops or peak.fp16_tflops or Unknown("the device has no 16-bit tensor cores")
+
+
+def tensor_speedup(timeline: RankTimeline) -> tuple[float, float] | Unknown:
+    """How many times as fast 16 bits on tensor cores are as fp32 on plain ones: at the least and at the most.
+
+    By the table of devices, else by the compute capability, which a whole family of devices shares.
+    """
+    peak = judged_peak(timeline)
+    if not isinstance(peak, Unknown) and peak.fp32_tflops:
+        half = peak.bf16_tflops or peak.fp16_tflops or 0.0
+        return half / peak.fp32_tflops, half / peak.fp32_tflops
+    devices = timeline.trace.info.devices
+    mine = [one for one in devices if one.index == timeline.device] or devices[:1]
+    # Turing was made without tensor cores as well.
+    if not mine or timeline.trace.info.vendor != "nvidia" or "GTX" in mine[0].name:
+        return peak if isinstance(peak, Unknown) else Unknown("the rate of its plain cores is not known")
+    capability = (mine[0].compute_major or 0, mine[0].compute_minor or 0)
+    return TENSOR_SPEEDUPS.get(capability) or unlisted(mine[0].name)
 
 
 def unlisted(device: str) -> Unknown:

@@ -12,8 +12,8 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.calls import Calls, find_calls, ready_lags, with_hidden_waits
 from tracedoc.step.cpu_program import CpuGraph, cpu_graph
 from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents, device_events
-from tracedoc.step.notes import measure_contention, optimizer_on_cpu, ranges_by_thread
-from tracedoc.step.program import Unplayable
+from tracedoc.step.notes import find_doings, measure_contention, ranges_by_thread
+from tracedoc.step.program import Doing, Unplayable
 from tracedoc.step.waits import Waits, find_waits
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import Rows
@@ -25,8 +25,7 @@ class StepGraph(msgspec.Struct, frozen=True, eq=False):
     The program of step ``p`` begins with the call at ``cuts_ns[p]``: the one that launched the step's first
     compute kernel. So it is as long as the step is on the GPU, and what the host does before that kernel
     belongs to the program before. ``home`` is the step whose program each event belongs to; ``early`` are
-    collectives that the program before launches. ``offloaded`` is when an optimizer runs on the CPU, ``None``
-    where nothing is offloaded.
+    collectives that the program before launches. ``doings`` are when the host does what beside launching.
     """
 
     timeline: RankTimeline
@@ -39,7 +38,7 @@ class StepGraph(msgspec.Struct, frozen=True, eq=False):
     home: Int64Array
     early: npt.NDArray[np.bool_]
     contention: float
-    offloaded: Spans | None
+    doings: Mapping[Doing, Spans]
 
 
 def find_graph(timeline: RankTimeline) -> StepGraph | CpuGraph | Unplayable:
@@ -48,8 +47,8 @@ def find_graph(timeline: RankTimeline) -> StepGraph | CpuGraph | Unplayable:
 
 
 def _gpu_graph(timeline: RankTimeline) -> StepGraph | Unplayable:
-    if timeline.device is None or timeline.stream is None:
-        return Unplayable("no kernels were captured")
+    if timeline.device is None:
+        return Unplayable("no GPU activity was captured")
     device = device_events(timeline)
     contention = measure_contention(timeline, device)
     calls = with_hidden_waits(timeline.trace, find_calls(timeline), device)
@@ -58,6 +57,8 @@ def _gpu_graph(timeline: RankTimeline) -> StepGraph | Unplayable:
     waits = find_waits(timeline, calls, device)
     cuts = _cuts(timeline, device)
     home = np.where(device.linked, np.searchsorted(cuts, device.launched_ns, side="right") - 1, device.step)
+    if timeline.host.steps:  # what follows the last marked step is none of its work
+        home[device.linked & (device.launched_ns >= timeline.host.steps[-1].end_ns)] = cuts.size
     # Ranks must agree on which step a collective belongs to, whatever each launches first.
     early = (device.row >= 0) & (device.step == home + 1) & (device.step < cuts.size)
     home = np.where(early, device.step, home)
@@ -72,7 +73,7 @@ def _gpu_graph(timeline: RankTimeline) -> StepGraph | Unplayable:
         home=home,
         early=early,
         contention=contention,
-        offloaded=optimizer_on_cpu(timeline),
+        doings=find_doings(timeline),
     )
 
 

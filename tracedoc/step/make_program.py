@@ -15,12 +15,8 @@ from tracedoc.step.calls import order_calls, parts_of
 from tracedoc.step.cpu_program import CpuGraph, build_cpu_program
 from tracedoc.step.events import DeviceEvents
 from tracedoc.step.graph import StepGraph
-from tracedoc.step.notes import (
-    longest_lags,
-    with_offloading,
-    with_units,
-)
-from tracedoc.step.program import TO_HOST, Call, RankProgram, TooLong, Unplayable
+from tracedoc.step.notes import longest_lags, with_doings, with_offloading, with_units
+from tracedoc.step.program import TO_HOST, Call, Doing, RankProgram, TooLong, Unplayable
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.launches import NO_ROW, Rows
@@ -68,12 +64,9 @@ def build_program(
     columns = _waits_of(graph, events, slice(first, last), position if periodic else None)
     program = _assembled(graph, window, events, slice(first, last), following, columns, periodic=periodic)
     starts = calls.start_ns[first:last]
-    program = with_units(program, graph.timeline, starts)
-    if position is not None:
-        program = with_offloading(
-            program, graph.timeline, device, events,
-            optimizer=graph.offloaded, position=position, starts_ns=starts,
-        )  # fmt: skip
+    program = with_doings(with_units(program, graph.timeline), graph.doings, starts)
+    if position is not None and Doing.OFFLOADED in graph.doings:
+        program = with_offloading(program, graph.timeline, device, events, position=position)
     if window.complete and not periodic and last > first:
         return _framed(program, window, int(calls.start_ns[first]), _goes_on(graph, last - 1, window))
     return _with_early_launches(program, graph, events, slice(first, last), position)
@@ -117,8 +110,7 @@ def _framed(program: RankProgram, window: Window, first_ns: int, last_ns: int | 
         point=np.where(program.point == NONE, NONE, program.point + 1).astype(np.int32),
         cause_to=program.cause_to + to_host.astype(np.int32),
         label_at=program.label_at + 1,
-        hook_point=program.hook_point + 1,
-        offload_point=program.offload_point + 1,
+        doing_point=program.doing_point + 1,
     )
 
 

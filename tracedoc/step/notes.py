@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.calls import Calls
 from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents
-from tracedoc.step.program import UNKNOWN_SHARE, Group, Indices, RankProgram
+from tracedoc.step.program import UNKNOWN_SHARE, Doing, Group, Indices, RankProgram
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.launches import Rows
@@ -73,8 +73,8 @@ def _innermost(trace: Trace, rows: np.ndarray, at_ns: int) -> int | None:
     return int(holds[-1]) if holds.size else None
 
 
-def with_units(program: RankProgram, timeline: RankTimeline, starts_ns: Int64Array) -> RankProgram:
-    """Return the program with what belongs to sharded units; ``starts_ns`` is when its first points start."""
+def with_units(program: RankProgram, timeline: RankTimeline) -> RankProgram:
+    """Return the program with what belongs to sharded units."""
     if timeline.units is None:
         return program
     units = timeline.units.units
@@ -85,22 +85,40 @@ def with_units(program: RankProgram, timeline: RankTimeline, starts_ns: Int64Arr
         block_of_row[calls.row[known]] = blocks[calls.unit[known]]
     block = block_of_row[program.row]
     events = np.flatnonzero(block != NONE)
+    return replace(program, unit_event=events.astype(np.int32), unit_block=block[events])
+
+
+def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
+    """When the host does what beside launching, as far as it is known; parts of it may overlap."""
+    found: dict[Doing, Spans] = {}
+    if timeline.units is not None:
+        found[Doing.HOOKS] = timeline.units.units.hooks
+    optimizer = cpu_optimizer_spans(timeline)
+    if offloads(timeline, optimizer):
+        found[Doing.OFFLOADED] = optimizer
+    if timeline.quiet is not None:
+        found[Doing.LOADING] = timeline.quiet.loading | timeline.host_delays.loading
+        found[Doing.COMPILING] = timeline.quiet.compiling | timeline.host_delays.compile
+        found[Doing.COMPUTING] = timeline.quiet.operators
+    return found
+
+
+def with_doings(program: RankProgram, doings: Mapping[Doing, Spans], starts_ns: Int64Array) -> RankProgram:
+    """The program with what the host does before its points, which begin at ``starts_ns``."""
     lag = program.lag[: starts_ns.size].astype(np.int64)
-    inside = units.hooks.covered_ns(starts_ns - lag, starts_ns)
-    points = np.flatnonzero(inside > 0)
+    found = [
+        (doing, points, ns[points])
+        for doing, spans in doings.items()
+        if (points := np.flatnonzero(ns := spans.covered_ns(starts_ns - lag, starts_ns))).size
+    ]
+    if not found:
+        return program
     return replace(
         program,
-        hook_point=points.astype(np.int32),
-        hook_ns=inside[points],
-        unit_event=events.astype(np.int32),
-        unit_block=block[events],
+        doing=np.concatenate([np.full(points.size, doing, dtype=np.uint8) for doing, points, _ in found]),
+        doing_point=np.concatenate([points for _, points, _ in found]).astype(np.int32),
+        doing_ns=np.concatenate([ns for _, _, ns in found]),
     )
-
-
-def optimizer_on_cpu(timeline: RankTimeline) -> Spans | None:
-    """The times at which the optimizer runs on the CPU, ``None`` where the rank does not offload."""
-    spans = cpu_optimizer_spans(timeline)
-    return spans if offloads(timeline, spans) else None
 
 
 def with_offloading(
@@ -109,32 +127,22 @@ def with_offloading(
     device: DeviceEvents,
     events: npt.NDArray[np.intp],
     *,
-    optimizer: Spans | None,
     position: int,
-    starts_ns: Int64Array,
 ) -> RankProgram:
-    """Return the program with what offloading does in it; ``starts_ns`` is when its points start.
+    """Return the program with the copies of what is offloaded.
 
     Large copies between host and device that the step itself launches count, after its first compute: those
     before it bring the batch. ``events`` are those of the program, ``position`` is that of its step.
     """
-    if optimizer is None:
-        return program
     copies = is_among(program.group, np.array([Group.COPY_IN, Group.COPY_OUT], dtype=np.uint8))
     large = timeline.trace.nbytes[device.rows[events]] >= LARGE_COPY_BYTES
     compute = device.compute.events
     first = compute[device.step[compute] == position]
     own = device.step[events] == position
-    if first.size:
-        own &= device.launched_ns[events] > device.launched_ns[first].min()
-    inside = optimizer.covered_ns(starts_ns - program.lag, starts_ns)
-    points = np.flatnonzero(inside > 0)
-    return replace(
-        program,
-        offload_event=np.flatnonzero(copies & large & own).astype(np.int32),
-        offload_point=points.astype(np.int32),
-        offload_ns=inside[points],
-    )
+    if not first.size:  # nothing is kept elsewhere for want of room
+        return program
+    own &= device.launched_ns[events] > device.launched_ns[first].min()
+    return replace(program, offload_event=np.flatnonzero(copies & large & own).astype(np.int32))
 
 
 BESIDE_AT_LEAST, ALONE_AT_MOST = 0.9, 0.1

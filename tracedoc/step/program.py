@@ -46,6 +46,16 @@ class Call(IntEnum):
     RANGE = 6  # begins or ends a range without any call
 
 
+class Doing(IntEnum):
+    """What a host does between two of its calls, beside launching."""
+
+    HOOKS = 0  # hooks of sharded units
+    OFFLOADED = 1  # an optimizer on the CPU, where parameters are offloaded
+    LOADING = 2  # kernels and libraries are called for the first time
+    COMPILING = 3
+    COMPUTING = 4  # an operator computes on the CPU
+
+
 class Group(IntEnum):
     """What a GPU event does, as far as changes tell events apart."""
 
@@ -115,11 +125,15 @@ class StepColumns(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     cause_to: Indices
     cause_lag: Lags
     cause_back: npt.NDArray[np.bool_]
-    hook_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    hook_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    doing: Codes = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.uint8))
+    doing_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    doing_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     offload_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    offload_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
-    offload_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def at(self, doing: Doing) -> tuple[Indices, Lags]:
+        """The points before which the host does something, in order, and for how many ns."""
+        mine = self.doing == doing
+        return self.doing_point[mine], self.doing_ns[mine]
 
 
 class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
@@ -148,10 +162,11 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
     ``contention`` is by which share compute is slower beside communication (``UNKNOWN_SHARE`` where that
     cannot be measured), ``lead_ns`` by how much every launch was too early to hold its event up, 0 where one
     did. ``labels`` names the work behind the longest lags of the host, which precede the
-    points ``label_at``. Of the lag before each point ``hook_point``, ``hook_ns`` lie in hooks of sharded
-    units; ``unit_event`` are the gathers and reductions of such units, ``unit_block`` the number of the block
-    that each belongs to, the same on all ranks. ``offload_event`` are copies of what is offloaded; of the lag
-    before each point ``offload_point``, ``offload_ns`` are an optimizer on the CPU.
+    points ``label_at``. Of the lag before each point ``doing_point`` the host is at ``doing``
+    (:class:`Doing`) for ``doing_ns``; such times may overlap. ``unit_event`` are the gathers and
+    reductions of sharded units, ``unit_block`` the number of the block that each belongs to, the same on all
+    ranks.
+    ``offload_event`` are copies of what is offloaded.
     """
 
     step: int
@@ -193,10 +208,9 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
         columns = (
             (_OF_POINTS, self.points), (_OF_EVENTS, self.events), (_OF_CAUSES, self.cause_kind.size),
             (_OF_REJOINS, self.rejoin_from.size), (("early_event", "early_point"), self.early_event.size),
-            (("hook_point", "hook_ns"), self.hook_point.size),
+            (("doing", "doing_point", "doing_ns"), self.doing.size),
             (("unit_event", "unit_block"), self.unit_event.size),
             (("offload_event",), self.offload_event.size),
-            (("offload_point", "offload_ns"), self.offload_point.size),
         )  # fmt: skip
         if any(getattr(self, name).shape != (size,) for names, size in columns for name in names):
             return False
@@ -206,8 +220,8 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
             (self.point, NONE, self.points), (self.cause_from, 0, self.events),
             (self.cause_to[to_host], 0, self.points), (self.cause_to[~to_host], 0, self.events),
             (self.early_event, 0, self.events), (self.early_point, 0, self.points),
-            (self.hook_point, 0, self.points), (self.unit_event, 0, self.events),
-            (self.offload_point, 0, self.points), (self.offload_event, 0, self.events),
+            (self.doing_point, 0, self.points), (self.doing, 0, len(Doing)),
+            (self.unit_event, 0, self.events), (self.offload_event, 0, self.events),
             (self.row, NONE, 1 << 31), (self.cause_kind, 0, len(Cause)), (self.kind, 0, len(Call)),
             (self.group, 0, len(Group)),
         )  # fmt: skip

@@ -70,7 +70,9 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``rank`` is the one settled over all files, not only what the file says. ``judged`` is the position in
     ``steps`` of the step that stands for the rank. ``encoded_spans`` are what :meth:`spans` decodes, of which
     few are asked for. ``exposed_comm`` is that of all steps; ``present`` are the needs that the trace meets.
-    ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in order.
+    ``cut``: what the trace shows ends before the capture did, or lacks kernels, so that only complete steps
+    are known. ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in
+    order.
     ``gradients`` marks the collectives that reduce gradients, ``roles`` what the others are for
     (:class:`tracedoc.timeline.collective_roles.Role`); ``work`` follows ``steps``; ``reader`` is what
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
@@ -88,6 +90,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     backend: str
     is_cpu: bool
     truncated: bool
+    cut: bool
     start_ns: int
     step_source: str
     groups: tuple[ProcessGroup, ...]
@@ -228,6 +231,7 @@ def digest_timeline(
         backend=info.backend,
         is_cpu=timeline.is_cpu,
         truncated=info.truncated,
+        cut=timeline.cut,
         start_ns=int(trace.ts_ns[0]) if len(trace) else 0,
         step_source=timeline.host.source,
         groups=info.groups,

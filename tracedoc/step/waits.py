@@ -24,6 +24,7 @@ from tracedoc.timeline.lags import (
     RETURN_LAG_NS,
     ROOM_DELAY_NS,
     ROOM_IN_QUEUE_NS,
+    STAGED_SHARE,
     TAIL_NS,
     TIES_NS,
     WINDOW_NS,
@@ -233,7 +234,9 @@ def _host_waits(
     order = np.argsort(device.launch_rows, kind="stable")
     place = np.searchsorted(device.launch_rows[order], calls.rows[copying])
     copied = order[np.minimum(place, order.size - 1)]
-    outlasts = calls.end_ns[copying] >= device.end_ns[copied] - 5_000
+    # From pageable memory a call returns when the last part is staged, which then still travels.
+    staged = np.maximum(COPY_SLACK_NS, STAGED_SHARE * (device.end_ns[copied] - device.start_ns[copied]))
+    outlasts = calls.end_ns[copying] >= device.end_ns[copied] - staged
     copies = np.where(outlasts, copied, NONE).astype(np.int64)
     parts.append((Cause.COPY, copying, copies))
     launching = is_launch(calls) & (length > ROOM_IN_QUEUE_NS)

@@ -180,6 +180,8 @@ _DEVICE_PROPERTIES: Final[dict[str, tuple[int, int, int, int]]] = {
     "H100": (84_929_347_584, 9, 0, 132),
     "H200": (150_055_550_976, 9, 0, 132),
     "B200": (191_500_000_000, 10, 0, 148),
+    "RTX 3060": (12_487_294_976, 8, 6, 28),
+    "": (84_929_347_584, 0, 0, 132),
 }
 
 
@@ -274,7 +276,7 @@ def _device_properties(document: Document) -> list[dict[str, object]]:
     if document.device is None:
         return []
     known = (value for key, value in _DEVICE_PROPERTIES.items() if key in str(document.device))
-    memory, major, minor, multiprocessors = next(known, _DEVICE_PROPERTIES["H100"])
+    memory, major, minor, multiprocessors = next(known)
     return [
         {
             "id": index, "name": document.device, "totalGlobalMem": memory, "computeMajor": major,

@@ -18,7 +18,9 @@ from tracedoc.trace.kernels import KernelCategory
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 
-WRAPPER_NAMESPACES = frozenset({"autograd", "torch", "c10d", "_c10d_functional", "_c10d_functional_autograd"})
+WRAPPER_NAMESPACES = frozenset(
+    {"autograd", "torch", "c10d", "_c10d_functional", "_c10d_functional_autograd", "FSDP"}
+)
 """Namespaces of operators that only call others or enqueue work: their own time is not arithmetic."""
 
 
@@ -239,7 +241,7 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & stepping)
     enqueues = trace.named(_only_enqueues)
     prepares = trace.named(_only_prepares)
-    library = trace.named(_is_library_operator)
+    library = trace.named(is_library_operator)
     working = union(leaf_rows(trace, rows), rows[library[trace.name[rows]]])
     working = working[~(enqueues | prepares)[trace.name[working]]]
     waiting = rows[enqueues[trace.name[rows]]]
@@ -277,7 +279,7 @@ def leaf_rows(trace: Trace, rows: Rows) -> Rows:
     return np.sort(rows[leaf], kind="stable")
 
 
-def _is_library_operator(name: str) -> bool:
+def is_library_operator(name: str) -> bool:
     """True for an operator that came through the dispatcher (``namespace::name``) and is no wrapper."""
     namespace, separator, _ = name.partition("::")
     return bool(separator) and namespace.isidentifier() and namespace not in WRAPPER_NAMESPACES

@@ -31,10 +31,12 @@ from tracedoc.timeline.idle import (
     foreign_turns,
     host_spans,
     idle_causes,
-    long_launches,
+    launches_graphs,
 )
-from tracedoc.timeline.launches import Launches, link_launches, lost_share
+from tracedoc.timeline.known import known_part, known_windows
+from tracedoc.timeline.launches import Launches, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
+from tracedoc.timeline.quiet import Quiet, find_quiet
 from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (
     HostStep,
@@ -55,17 +57,11 @@ from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_percent
 
-LOST_SHARE = 0.02
-"""More launches than this without a kernel: the profiler's buffers overflowed, or it saw one device only."""
-
 QUEUED_IDLE_SHARE = 0.10
 """More idle time than this with work queued and nothing running: the trace lost kernels (CUDA graphs)."""
 
 QUEUED_NS = 1_000_000
 """A kernel that starts so long after its launch, with nothing of its step before, waited for its turn."""
-
-COLD_SHARE = 0.05
-"""Where loading kernels leaves the GPU idle for more than this share of the step, it is not a warm one."""
 
 
 class RankTimeline(msgspec.Struct, frozen=True, eq=False):
@@ -76,9 +72,10 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     ``judged`` is the one that stands for the rank: the complete step of lower-median length, else the
     longest one; ``judged_budget`` is its exact budget. ``step_position[i]`` is the position in
     ``host.steps`` of the GPU event ``events.rows[i]``. ``syncs`` is ``None`` in a CPU trace, ``phases``
-    without a backward pass. ``phase_budgets`` are those of the analysed step. Where ``kernels_lost``,
-    launched kernels are missing from the trace, and idle time is unreliable. ``positions`` are those of steps
-    in ``host.steps``, by number; ``launching_threads`` are the host threads that launch kernels.
+    without a backward pass. ``phase_budgets`` are those of the analysed step. ``cut``: what the trace shows
+    ends before the capture did, or lacks kernels, so that only complete steps are known, and analysed.
+    ``positions`` are those of steps in ``host.steps``, by number; ``launching_threads`` are the host threads
+    that launch kernels.
     """
 
     trace: Trace
@@ -102,7 +99,8 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     units: UnitTable | None = None
     phase_budgets: tuple[PhaseBudget, ...] = ()
     positions: Mapping[int, int] = {}
-    kernels_lost: bool = False
+    cut: bool = False
+    quiet: Quiet | None = None
     launching_threads: npt.NDArray[np.int32] = msgspec.field(
         default_factory=lambda: np.empty(0, dtype=np.int32)
     )
@@ -133,13 +131,15 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
 
     Raises :class:`InputError` for a file into which several ranks were merged.
     """
-    host = find_host_steps(trace)
     launches = link_launches(trace)
+    trace, launches, limits = known_part(trace, launches)
+    cut = bool(limits) or trace.info.known_until_ns is not None
+    host = find_host_steps(trace)
     events = classify_gpu_events(trace, launches)
     _refuse_merged_devices(trace, events)
     delays = host_spans(trace)
     if events.rows.size:
-        timeline = _gpu_timeline(trace, host, launches, events, delays)
+        timeline = _gpu_timeline(trace, host, launches, events, delays, cut=cut)
     elif (unread := _unread_device(trace)) is None:
         timeline = _cpu_timeline(trace, host, launches, events, delays)
     else:
@@ -147,6 +147,9 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, *unread)
         )
+    windows, lost = known_windows(trace, timeline.host, launches, timeline.windows, cut=cut)
+    limits = (*timeline.limits, *limits, *lost)
+    timeline = _of_steps(replace(timeline, cut=cut or bool(lost), windows=windows, limits=limits), steps)
     failures = Failures()
     phases = failures.contain(
         "the phases of the step",
@@ -154,11 +157,21 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         None,
     )
     units = failures.contain("the sharded units", lambda: _units(timeline), None)
-    judged = _judge(replace(timeline, phases=phases, units=units), steps)
+    judged = _judge(replace(timeline, phases=phases, units=units))
     budgets: tuple[PhaseBudget, ...] = failures.contain(
         "the times of phases", lambda: _phase_budgets(judged), ()
     )
     return replace(judged, phase_budgets=budgets, limits=(*judged.limits, *failures.of_trace()))
+
+
+def _of_steps(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimeline:
+    """The timeline with the windows of some steps; of what is cut, of complete ones."""
+    kept = tuple(
+        window
+        for window in timeline.windows
+        if (steps is None or steps[0] <= window.index <= steps[1]) and (window.complete or not timeline.cut)
+    )
+    return replace(timeline, windows=kept)
 
 
 def _refuse_merged_devices(trace: Trace, events: GpuEvents) -> None:
@@ -185,7 +198,7 @@ def _units(timeline: RankTimeline) -> UnitTable | None:
 
 
 def _gpu_timeline(
-    trace: Trace, host: HostSteps, launches: Launches, events: GpuEvents, delays: HostSpans
+    trace: Trace, host: HostSteps, launches: Launches, events: GpuEvents, delays: HostSpans, *, cut: bool
 ) -> RankTimeline:
     device = busiest_device(events)
     activity = device_activity(events, device)
@@ -198,11 +211,13 @@ def _gpu_timeline(
     own_position = position[events.device == device]
     windows = gpu_windows(own, own_position, boundary, host) if stream is not None else ()
     if not any(window.complete for window in windows):
-        windows = _own_extents(trace, own, boundary, own_position, host, activity)
+        windows = _own_extents(trace, own, boundary, own_position, host, activity, cut=cut)
     numbers = np.array([step.index for step in host.steps] + [-1, -1], dtype=np.int64)[position]
     collectives = gpu_collectives(trace, events, device, numbers).with_exposure(activity.exposed_comm)
     reach = (min([w.start_ns for w in windows]), max([w.end_ns for w in windows]))
-    idle, syncs = idle_causes(trace, events, activity, device, delays, reach)
+    threads = launching_threads(trace, events)
+    quiet = find_quiet(trace, events, threads)
+    idle, syncs = idle_causes(trace, events, activity, device, delays, quiet, reach)
     return RankTimeline(
         trace=trace,
         is_cpu=False,
@@ -219,7 +234,8 @@ def _gpu_timeline(
         windows=windows,
         collectives=collectives,
         limits=(*host.limits, *limits),
-        launching_threads=launching_threads(trace, events),
+        launching_threads=threads,
+        quiet=quiet,
     )
 
 
@@ -238,7 +254,9 @@ def _cpu_timeline(
     rows = gloo_rows(trace)
     starts = np.array([step.start_ns for step in host.steps], dtype=np.int64)
     numbers = np.array([step.index for step in host.steps] + [-1], dtype=np.int64)
-    step = numbers[np.searchsorted(starts, trace.ts_ns[rows], side="right") - 1]
+    begins = trace.ts_ns[rows]
+    step = numbers[np.searchsorted(starts, begins, side="right") - 1]
+    step[begins >= (host.steps[-1].end_ns if host.steps else 0)] = -1
     return RankTimeline(
         trace=trace,
         is_cpu=True,
@@ -294,7 +312,11 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
         return None
     if not launched and trace.rows_named(vocabulary.is_cpu_operator, Kind.CPU_OP).size:
         return None
-    what = "the trace is of a GPU job, yet holds no GPU activity"
+    what = "the trace is of a GPU job, yet holds no GPU activity: " + (
+        "kernels were launched, but what ran of them was not recorded"
+        if launched
+        else "neither kernels nor launches were recorded"
+    )
     effect = "nothing is said about this rank's device time"
     return (TraceLimit("no-gpu-activity", trace.info.source, what, effect),)
 
@@ -306,6 +328,8 @@ def _own_extents(
     position: np.ndarray,
     host: HostSteps,
     activity: Activity,
+    *,
+    cut: bool,
 ) -> tuple[Window, ...]:
     """Return the windows of steps of which no next one was captured; without steps, one window.
 
@@ -322,7 +346,7 @@ def _own_extents(
         if not mine.any():
             continue
         first, last, whole = int(starts[mine].min()), int(ends[mine].max()), False
-        if host.source == "profiler" and (step.finished or holds_iteration(trace, step)):
+        if host.source == "profiler" and (step.finished or (not cut and holds_iteration(trace, step))):
             others = ends[~mine & (starts < first)]
             clear = step.start_ns >= int(others.max(initial=step.start_ns))
             whole = clear and step.start_ns <= first and last <= step.end_ns
@@ -348,16 +372,15 @@ def _waited_for_its_turn(own: GpuEvents, mine: np.ndarray) -> bool:
     return start - idle_since > QUEUED_NS
 
 
-def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimeline:
+def _judge(timeline: RankTimeline) -> RankTimeline:
     """Choose the step that stands for the rank."""
     windows = timeline.windows
-    if steps is not None:
-        windows = tuple(window for window in windows if steps[0] <= window.index <= steps[1])
     complete = sorted((w for w in windows if w.complete), key=lambda w: (w.end_ns - w.start_ns, w.index))
     limits = timeline.limits
+    judged: Window | None = None
     if complete:
-        judged: Window | None = complete[(len(complete) - 1) // 2]
-    else:
+        judged = complete[(len(complete) - 1) // 2]
+    elif not timeline.cut:
         judged = max(windows, key=lambda w: w.end_ns - w.start_ns, default=None)
         if judged is not None:
             what = (
@@ -375,15 +398,12 @@ def _judge(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTimelin
                 ),
             )
     activity = timeline.activity
-    lost = _lost_kernels(timeline, judged)
-    doubt = lost or _queued_idle(timeline, judged)
+    doubt = _queued_idle(timeline, judged)
     return replace(
         timeline,
-        windows=windows,
         judged=judged,
         judged_budget=activity.budget(judged.start_ns, judged.end_ns) if judged and activity else None,
-        limits=(*limits, *((doubt,) if doubt else ()), *_cold_start(timeline, judged)),
-        kernels_lost=lost is not None,
+        limits=(*limits, *((doubt,) if doubt else ())),
     )
 
 
@@ -395,40 +415,6 @@ def _phase_budgets(timeline: RankTimeline) -> tuple[PhaseBudget, ...]:
         return cpu_phase_budgets(timeline.trace, phases, activity, window)
     lane = (timeline.device, timeline.stream)
     return gpu_phase_budgets(timeline.events, phases, window, lane=lane)
-
-
-def _cold_start(timeline: RankTimeline, judged: Window | None) -> tuple[TraceLimit, ...]:
-    """Return a limit where the GPU idles for long while kernels are loaded that run for the first time."""
-    if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
-        return ()
-    first, _ = long_launches(timeline.trace, timeline.events)
-    idle = (first & timeline.idle.spans["compile"]).clip(judged.start_ns, judged.end_ns)
-    share = idle.total_ns / (judged.end_ns - judged.start_ns)
-    if share <= COLD_SHARE:
-        return ()
-    return (
-        TraceLimit(
-            "cold-start",
-            timeline.trace.info.source,
-            f"for {format_percent(share)} of the step the GPU is idle while "
-            "kernels are launched for the first time, and loaded",
-            "a warm step is shorter: profile after some steps of warm-up",
-        ),
-    )
-
-
-def _lost_kernels(timeline: RankTimeline, judged: Window | None) -> TraceLimit | None:
-    if judged is None or timeline.idle is None or judged.end_ns <= judged.start_ns:
-        return None
-    lost = lost_share(timeline.trace, timeline.launches)
-    if lost <= LOST_SHARE:
-        return None
-    return TraceLimit(
-        "lost-kernels",
-        timeline.trace.info.source,
-        f"{format_percent(lost)} of the launched kernels are not in the trace",
-        "idle time is unreliable: the GPU may have been busy with kernels that were not recorded",
-    )
 
 
 def _queued_idle(timeline: RankTimeline, judged: Window | None) -> TraceLimit | None:
@@ -443,6 +429,7 @@ def _queued_idle(timeline: RankTimeline, judged: Window | None) -> TraceLimit | 
         "idle-with-work-queued",
         timeline.trace.info.source,
         f"for {format_percent(share)} of the step work was queued and nothing ran",
-        "that idle time is unreliable: kernels of CUDA graphs may be missing, or another device is "
-        "waited for",
+        "that idle time is unreliable: "
+        + ("kernels of CUDA graphs may be missing, or " if launches_graphs(timeline.trace) else "")
+        + "another device, or a process that shares this one, is waited for",
     )

@@ -11,7 +11,8 @@ import numpy.typing as npt
 from tracedoc.idle_causes import CAUSES
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Activity, GpuEvents
-from tracedoc.timeline.lags import LONG_LAUNCH_NS, LONGEST_LATENCY_NS
+from tracedoc.timeline.lags import LONGEST_LATENCY_NS
+from tracedoc.timeline.quiet import Quiet
 from tracedoc.timeline.syncs import NOTHING_FOLLOWS, Syncs, find_syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
@@ -51,11 +52,12 @@ class IdleCauses(msgspec.Struct, frozen=True, eq=False):
 
 
 class HostSpans(msgspec.Struct, frozen=True, eq=False):
-    """When the host waited for input, allocated, blocked, compiled, collected garbage or profiled."""
+    """When the host waited for input, allocated, blocked, loaded, compiled, collected garbage or profiled."""
 
     input: Spans
     allocator: Spans
     sync: Spans
+    loading: Spans
     compile: Spans
     gc: Spans
     profiler: Spans
@@ -77,19 +79,24 @@ def host_spans(trace: Trace) -> HostSpans:
                 roles[index] = 2
             elif role is RuntimeRole.SYNC:
                 roles[index] = 3
-            elif role is RuntimeRole.MODULE_LOAD or _GRAPH_BUILDING.match(name):
+            elif role is RuntimeRole.MODULE_LOAD:
+                roles[index] = 6
+            elif _GRAPH_BUILDING.match(name):
                 roles[index] = 4
     starts, ends = trace.ts_ns, trace.end_ns
     by_role = (
         trace.rows_of_names(roles == role, Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
-        for role in range(1, 6)
+        for role in range(1, 7)
     )
-    loader, allocator, sync, compiling, collecting = (Spans.of(starts[rows], ends[rows]) for rows in by_role)
-    loading = trace.rows_named(lambda name: "Loading" in name or "Compiler" in name, Kind.OVERHEAD)
-    profiling = difference(trace.rows(Kind.OVERHEAD), loading)
-    compiling |= Spans.of(starts[loading], ends[loading]) | _graph_captures(trace)
+    loader, allocator, sync, compiling, collecting, loading = (
+        Spans.of(starts[rows], ends[rows]) for rows in by_role
+    )
+    loads = trace.rows_named(lambda name: "Loading" in name or "Compiler" in name, Kind.OVERHEAD)
+    profiling = difference(trace.rows(Kind.OVERHEAD), loads)
+    loading |= Spans.of(starts[loads], ends[loads])
+    compiling |= _graph_captures(trace)
     profiler = Spans.of(starts[profiling], ends[profiling])
-    return HostSpans(loader, allocator, sync, compiling, collecting, profiler)
+    return HostSpans(loader, allocator, sync, loading, compiling, collecting, profiler)
 
 
 def _graph_captures(trace: Trace) -> Spans:
@@ -113,6 +120,7 @@ def idle_causes(
     activity: Activity,
     device: int,
     host: HostSpans,
+    quiet: Quiet,
     windows: tuple[int, int],
 ) -> tuple[IdleCauses, Syncs]:
     """Return the causes of the idle time of ``device``, and the waits.
@@ -124,41 +132,24 @@ def idle_causes(
     syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
     long = idle.ends - idle.starts > LONGEST_LATENCY_NS
     gaps = Spans(idle.starts[long], idle.ends[long])
-    first, repeated = (calls & gaps for calls in long_launches(trace, events))
     found: dict[str, Spans] = {}
     explained = Spans.empty()
     for cause, spans in (
         ("input", host.input),
         ("allocator", host.allocator),
         ("sync", syncs.idle),
-        ("compile", host.compile | first),
+        ("loading", host.loading | (quiet.loading & gaps)),
+        ("compile", host.compile | (quiet.compiling & gaps)),
         ("gc", host.gc),
         ("profiler", host.profiler),
-        ("launch", repeated),
+        ("launch", quiet.long_launches & gaps),
     ):
         found[cause] = (idle & spans) - explained
         explained = explained | spans
     launch, found["dependency"], found["unknown"] = _by_next_launch(events.on(device), idle, idle - explained)
-    found["launch"] = found["launch"] | launch
-    return IdleCauses(found), syncs
-
-
-def long_launches(trace: Trace, events: GpuEvents) -> tuple[Spans, Spans]:
-    """The time of long launches on the host: of kernels that run for the first time, and of others."""
-    kernels = events.kernels & events.linked
-    rows, calls = events.rows[kernels], events.launch_rows[kernels]
-    long = trace.dur_ns[calls] >= LONG_LAUNCH_NS
-    if not long.any():
-        return Spans.empty(), Spans.empty()
-    order = np.argsort(events.launch_ns[kernels], kind="stable")
-    _, earliest = np.unique(trace.name[rows[order]], return_index=True)
-    new = np.zeros(rows.size, dtype=bool)
-    new[order[earliest]] = True
-    first, others = calls[long & new], calls[long & ~new]
-    return (
-        Spans.of(trace.ts_ns[first], trace.end_ns[first]),
-        Spans.of(trace.ts_ns[others], trace.end_ns[others]),
-    )
+    found["operator"] = launch & quiet.operators
+    found["launch"] = found["launch"] | (launch - quiet.operators)
+    return IdleCauses({cause: found[cause] for cause in CAUSES}), syncs
 
 
 def cpu_idle_causes(activity: Activity, start_ns: int, end_ns: int, host: HostSpans) -> IdleCauses:
@@ -207,7 +198,7 @@ def foreign_turns(trace: Trace, queued: Spans) -> Spans:
     has launched stands in its queue, and nothing of it waits for anything. A CUDA graph whose kernels were
     not recorded looks the same, so that nothing is found in a trace that launches graphs.
     """
-    if trace.rows_named(_launches_graph, Kind.RUNTIME).size:
+    if launches_graphs(trace):
         return Spans.empty()
     length = queued.ends - queued.starts
     long = (length >= SHORTEST_TURN_NS) & (length <= LONGEST_TURN_NS)
@@ -220,5 +211,7 @@ def foreign_turns(trace: Trace, queued: Spans) -> Spans:
     return Spans(queued.starts[alike], queued.ends[alike])
 
 
-def _launches_graph(name: str) -> bool:
-    return vocabulary.runtime_role(name) is RuntimeRole.GRAPH_LAUNCH
+def launches_graphs(trace: Trace) -> bool:
+    """Whether graphs are launched in a trace."""
+    role = RuntimeRole.GRAPH_LAUNCH
+    return bool(trace.rows_named(lambda name: vocabulary.runtime_role(name) is role, Kind.RUNTIME).size)

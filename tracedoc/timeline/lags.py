@@ -30,6 +30,13 @@ LONG_LAUNCH_NS = 1_000_000
 """A launch takes 5 to 10 us. One that lasts this long beside an idle GPU loads its kernel, or its thread was
 taken off its core; with a full queue the GPU is busy meanwhile."""
 
+SLOWEST_LAUNCH_NS = 100_000
+"""From one launch to the next a host takes 5 to 50 us; one that takes longer is mostly at something else."""
+
+QUIET_NS = 200_000
+"""An operator that only launches, or only looks at shapes, takes less; one that calls nothing for this long
+computes on the CPU."""
+
 USUAL_GAP_NS = 1_500
 LONGEST_GAP_NS = 10_000
 """From one event of a stream to the next that was queued: 1 to 3 us are measured."""
@@ -48,6 +55,9 @@ TIES_NS = 20_000
 
 COPY_SLACK_NS = 15_000
 """The recorded end of a copy may lie this much behind the start of what waited for it."""
+
+STAGED_SHARE = 0.05
+"""A call may return before its copy from pageable memory has ended, by this share of the copy."""
 
 ROOM_DELAY_NS = 100_000
 TAIL_NS = 12_000

@@ -44,26 +44,23 @@ def link_launches(trace: Trace) -> Launches:
     return Launches(gpu_rows, launch_rows)
 
 
-def lost_share(trace: Trace, launches: Launches) -> float:
-    """Return the share of kernel launches whose kernel is not in the trace.
+def kernel_launches(trace: Trace, launches: Launches) -> tuple[Rows, npt.NDArray[np.bool_]]:
+    """The calls that launch a kernel, in time order, and which of them have none in the trace.
 
-    Launches after the last linked one are left out: their kernels may have run when the capture was over.
-    0 for a trace in which graphs are captured: launches into a graph start nothing.
+    None for a trace without links, and for one in which graphs are captured: launches into a graph start
+    nothing.
     """
     linked = launches.launch_rows[launches.linked]
     if linked.size == 0 or any("StreamBeginCapture" in name for name in trace.names):
-        return 0.0
+        return np.empty(0, dtype=np.intp), np.empty(0, dtype=bool)
     rows = trace.rows_named(lambda name: runtime_role(name) is RuntimeRole.LAUNCH, Kind.RUNTIME)
-    rows = rows[: int(np.searchsorted(rows, linked.max(), side="right"))]
     rows = rows[trace.correlation[rows] > 0]
-    if rows.size == 0:
-        return 0.0
     launched = np.zeros(len(trace), dtype=bool)
     launched[linked] = True
+    missing = ~launched[rows]
     # Of several calls with one id only the first is linked.
-    others = trace.correlation[rows[~launched[rows]]]
-    lost = others.size - int(is_among(others, trace.correlation[launches.gpu_rows]).sum())
-    return 1.0 - (rows.size - lost) / rows.size
+    missing[missing] = ~is_among(trace.correlation[rows[missing]], trace.correlation[launches.gpu_rows])
+    return rows, missing
 
 
 def match_ids(wanted: NarrowColumn, sorted_ids: NarrowColumn, rows: Rows) -> Rows:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, Spans, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.lags import RELEASE_NS
+from tracedoc.timeline.lags import RELEASE_NS, SLOWEST_LAUNCH_NS
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
@@ -20,6 +20,15 @@ AWAY_LAUNCHES = 20
 """In a gap longer than this many launch intervals the host is not slow at launching: it does something else.
 In real host-bound traces the lost time is in gaps of up to some ten intervals; longer ones are single
 gaps."""
+
+
+def away_after_ns(launch_interval_ns: float) -> float:
+    """How long a gap may be in which a host that launches at this interval still launches.
+
+    The interval of a step of few launches is no pace: what a launch takes at most counts.
+    """
+    return AWAY_LAUNCHES * min(launch_interval_ns, SLOWEST_LAUNCH_NS)
+
 
 EVENT_COST_NS = 500
 """What recording one event on the host costs it."""
@@ -41,19 +50,19 @@ def profiler_cost_ns(timeline: RankTimeline) -> int:
 
 def host_away_idle(timeline: RankTimeline) -> Spans | None:
     """Return the idle time that :func:`host_away_idle_ms` measures, ``None`` where it is unknown."""
-    late, paced = _late_idle(timeline), launch_pace_idle(timeline)
+    late, paced = late_idle(timeline), launch_pace_idle(timeline)
     return None if late is None or paced is None else late - paced
 
 
 def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
     """Return the idle time that :func:`launch_pace_idle_ms` measures, ``None`` where it is unknown."""
-    interval, late = launch_interval_ns(timeline), _late_idle(timeline)
+    interval, late = launch_interval_ns(timeline), late_idle(timeline)
     if late is None or not timeline.launches.linked.any():
         return None
     if interval is None:
         return Spans.empty()
-    paced = late.ends - late.starts <= AWAY_LAUNCHES * interval
-    return Spans(late.starts[paced], late.ends[paced])
+    paced = late.ends - late.starts <= away_after_ns(interval)
+    return Spans(late.starts[paced], late.ends[paced]) - idle_of(timeline, "operator")
 
 
 def awaited_comm(timeline: RankTimeline) -> Spans:
@@ -122,10 +131,18 @@ def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
     return Spans(late.starts[short], late.ends[short])
 
 
-def _late_idle(timeline: RankTimeline) -> Spans | None:
+def late_idle(timeline: RankTimeline) -> Spans | None:
+    """Idle time of the analysed step for want of a launch, ``None`` where it is unknown."""
     if timeline.judged is None or timeline.idle is None:
         return None
-    return timeline.idle.spans["launch"].clip(timeline.judged.start_ns, timeline.judged.end_ns)
+    return idle_of(timeline, "launch") | idle_of(timeline, "operator")
+
+
+def idle_of(timeline: RankTimeline, cause: str) -> Spans:
+    """The idle time of the analysed step with one cause; empty where no step or no idle time is known."""
+    if timeline.judged is None or timeline.idle is None:
+        return Spans.empty()
+    return timeline.idle.spans[cause].clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
 def launch_interval_ns(timeline: RankTimeline) -> float | None:
@@ -174,8 +191,8 @@ def pageable_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
 
 def hook_idle(timeline: RankTimeline) -> Spans | None:
     """Return the time that :func:`sharding_hook_idle_ms` measures, ``None`` where it is unknown."""
-    idle, budget = launch_pace_idle(timeline), timeline.judged_budget
-    if timeline.units is None or idle is None or budget is None:
+    idle, budget = late_idle(timeline), timeline.judged_budget
+    if timeline.units is None or idle is None or budget is None or not timeline.launches.linked.any():
         return None
     if idle.total_ns < CLEARLY_HIGH * budget.window_ns:
         return Spans.empty()

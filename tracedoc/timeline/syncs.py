@@ -116,8 +116,9 @@ def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other:
 
 
 def launching_threads(trace: Trace, events: GpuEvents) -> npt.NDArray[np.int32]:
-    """Return the host threads that launch kernels."""
-    return trace.thread.distinct(events.launch_rows[events.kernels & events.linked])
+    """Return the host threads that launch kernels; without kernels those that launch copies."""
+    kernels = events.kernels & events.linked
+    return trace.thread.distinct(events.launch_rows[kernels if kernels.any() else events.linked])
 
 
 def _blocking_rows(trace: Trace, events: GpuEvents) -> Rows:

@@ -25,6 +25,7 @@ from tracedoc.trace.columns import (
 from tracedoc.trace.compact import NO_ID, Coded, Growing, GrowingIds, Sparse, narrowest
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE
+from tracedoc.trace.horizon import cut_at
 from tracedoc.trace.metadata import (
     Header,
     as_int,
@@ -68,7 +69,7 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 class Columns:
-    """The columns of a trace while it is read."""
+    """The columns of a trace while it is read; ``descriptions`` counts its metadata events."""
 
     def __init__(self, tables: Tables) -> None:
         self._heads, self._places = tables.heads, tables.places
@@ -77,6 +78,7 @@ class Columns:
         self._rows = 0
         self._collectives: dict[int, CollectiveArgs] = {}
         self._shapes: dict[int, Shapes] = {}
+        self.descriptions = 0
         self._process_names: dict[str, str] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
 
@@ -85,8 +87,15 @@ class Columns:
         """The categories of all events so far, as the file holds them."""
         return self._heads.categories.keys()
 
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """Names of the processes of all events so far: their ids, and what metadata calls them."""
+        ids = (category_text(pid) for pid, _ in self._heads.threads)
+        return (*ids, *self._process_names.values())
+
     def append(self, part: Part) -> None:
         """Append the columns of one chunk."""
+        self.descriptions += len(part.metadata)
         for item in part.metadata:
             self._add_metadata(item)
         for name, values in part.events.items():
@@ -125,6 +134,11 @@ class Columns:
         if not kept.any():
             raise InputError(f"{path} holds no event that can be used", "record it again with torch.profiler")
         ts = _since_the_epoch(ts, header.base_ns)
+        known_until = None
+        if not outcome.closed:
+            thread = np.array(self._heads.thread, dtype=np.int32)[heads[kept]]
+            peers = bool(header.backend) or (header.world_size or 1) > 1
+            known_until = cut_at(kind[kept], ts[kept], thread, peers=peers)
         keep = np.argsort(ts, kind="stable")
         if not kept.all():
             keep = keep[kept[keep]]
@@ -147,7 +161,7 @@ class Columns:
         codes = codes[keep]
         name = np.array(self._heads.name, dtype=narrowest(NO_ID, len(names)))[heads[keep]]
         return Trace(
-            info=self._info(path, header, outcome, reader, names, kind, name),
+            info=self._info(path, header, outcome, reader, names, kind, name, known_until),
             ts_ns=ts,
             dur_ns=dur,
             name=name,
@@ -270,6 +284,7 @@ class Columns:
         names: tuple[str, ...],
         kind: npt.NDArray[np.uint8],
         name: npt.NDArray[np.int32],
+        known_until_ns: int | None,
     ) -> TraceInfo:
         vendor = header.vendor
         if not vendor:
@@ -292,6 +307,7 @@ class Columns:
             events_read=reader.read,
             reader=reader.name,
             truncated=outcome.truncated,
+            known_until_ns=known_until_ns,
         )
 
 

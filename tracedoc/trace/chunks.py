@@ -70,6 +70,7 @@ class Outcome(msgspec.Struct):
     metadata: dict[str, object] = msgspec.field(default_factory=dict)
     has_events: bool = False
     truncated: bool = False
+    closed: bool = False  # the end of the events was read
     raw_bytes: int = 0
     end_of_events: int = 0
     skipped: int = 0
@@ -283,6 +284,7 @@ class _Cutter:
                 self._outcome.gave_up_at = self._offset + self._start
                 return
             if step == "closed":
+                self._outcome.closed = True
                 if not self._bare and self._read_tail():
                     continue
                 self._note_second()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -14,8 +14,7 @@ import numpy.typing as npt
 from tracedoc.errors import TraceLimit
 from tracedoc.trace.compact import NO_ID as NO_ID
 from tracedoc.trace.compact import Coded, Sparse
-from tracedoc.trace.distinct import distinct, is_among
-from tracedoc.trace.lookup import RowLookup
+from tracedoc.trace.distinct import RowLookup, distinct, is_among
 
 
 class Kind(IntEnum):
@@ -117,6 +116,7 @@ class TraceInfo(msgspec.Struct, frozen=True):
     events_read: int = 0  # whole events in the file, of every phase
     reader: str = ""  # what read it: "native" or "python"
     truncated: bool = False
+    known_until_ns: int | None = None  # of a file that is cut off: behind it events may be missing
 
 
 class MemoryCounters(msgspec.Struct, frozen=True, eq=False):
@@ -213,6 +213,40 @@ class Trace:
             object.__setattr__(self, "_kept_lookup", lookup)
             return lookup
         return self._kept_lookup
+
+    def until(self, end_ns: int) -> Trace:
+        """The trace as if recording had ended at ``end_ns``: what was open then ends there."""
+        count = int(np.searchsorted(self.ts_ns, end_ns))
+        if count == len(self) and (count == 0 or int(self.end_ns.max()) <= end_ns):
+            return self
+        memory, syncs = self.memory, self.syncs
+        if memory is not None:
+            first = slice(int(np.searchsorted(memory.rows, count)))
+            memory = MemoryCounters(
+                memory.rows[first], memory.device[first], memory.allocated[first], memory.reserved[first]
+            )
+        if syncs is not None:
+            first = slice(int(np.searchsorted(syncs.rows, count)))
+            streams, recorded_by = syncs.wait_on_stream[first], syncs.record_correlation[first]
+            syncs = SyncRecords(syncs.rows[first], streams, recorded_by)
+        return replace(
+            self,
+            ts_ns=self.ts_ns[:count],
+            name=self.name[:count],
+            kind=self.kind[:count],
+            correlation=self.correlation[:count],
+            external_id=self.external_id[:count],
+            device=self.device.first(count),
+            stream=self.stream.first(count),
+            thread=self.thread.first(count),
+            grid=self.grid.first(count),
+            dur_ns=np.minimum(self.dur_ns[:count], end_ns - self.ts_ns[:count]),
+            nbytes=self.nbytes.first(count),
+            collectives={row: args for row, args in self.collectives.items() if row < count},
+            shapes={row: shape for row, shape in self.shapes.items() if row < count},
+            memory=memory,
+            syncs=syncs,
+        )
 
     def rows(self, *kinds: Kind) -> npt.NDArray[np.intp]:
         """Return the rows of the given kinds, in time order; not to be written to."""

@@ -70,6 +70,10 @@ class Coded(_Column):
     def __getitem__(self, rows: Any) -> Any:
         return self.values[self.codes[rows]]
 
+    def first(self, count: int) -> Coded:
+        """The column of the first events."""
+        return Coded(self.codes[:count], self.values)
+
     def distinct(self, rows: Any) -> npt.NDArray[Any]:
         """Return the distinct values of some rows in rising order."""
         seen = np.zeros(self.values.size, dtype=bool)
@@ -95,6 +99,11 @@ class Sparse(_Column):
 
     def __len__(self) -> int:
         return self._size
+
+    def first(self, count: int) -> Sparse:
+        """The column of the first events."""
+        kept = int(np.searchsorted(self.rows, count))
+        return Sparse(self.rows[:kept], self.values[:kept], count)
 
     def __getitem__(self, rows: Any) -> Any:
         asked = np.asarray(rows)

@@ -93,6 +93,19 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
 }
 """Peaks by the words that a device name must hold; the entry with most words wins."""
 
+TENSOR_SPEEDUPS: dict[tuple[int, int], tuple[float, float]] = {
+    (7, 0): (8, 8),
+    (7, 5): (4, 8),
+    (8, 0): (16, 16),
+    (8, 6): (2, 4),
+    (8, 9): (2, 4),
+    (9, 0): (12, 17),
+    (10, 0): (25, 33),
+    (12, 0): (2, 4),
+}
+"""How many times as fast as plain cores with fp32 tensor cores multiply 16-bit inputs, at the least and at
+the most, by compute capability: cards for gaming add up at half of the rate of those for work."""
+
 # A slice of a device ("A100-SXM4-40GB MIG 1g.5gb") has a part of its peaks.
 _OTHER_MODELS = frozenset({"laptop", "d", "ti", "super", "mig"})
 

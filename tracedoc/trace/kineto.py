@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from typing import Any, BinaryIO
@@ -74,7 +75,7 @@ def _read(source: Source, reader: PythonReader, columns: Columns, *, strict: boo
     except NotJson as problem:
         raise _not_json(source, problem.head) from None
     outcome.truncated = outcome.truncated or source.damaged
-    _check_it_is_a_trace(source.path, outcome, columns)
+    _check_it_is_a_trace(source.path, outcome, columns, reader.read - columns.descriptions)
     limits = _damage_limits(source.path, outcome, reader.read, columns)
     trace = columns.trace(source.path, outcome, reader, limits)
     lost = [limit for limit in trace.limits if limit.code in _DAMAGE]
@@ -109,7 +110,22 @@ def _not_json(source: Source, head: bytes) -> InputError:
     return InputError(f"{path} is not JSON", "pass a trace that torch.profiler exported (.json or .json.gz)")
 
 
-def _check_it_is_a_trace(path: str, outcome: Outcome, columns: Columns) -> None:
+_OTHER_WRITERS = (
+    (
+        re.compile(r"(?:CPU|CUDA) functions$"),
+        "the legacy torch.autograd profiler",
+        "record with torch.profiler.profile(activities=[CPU, CUDA]): the old one links no kernels",
+    ),
+    (
+        re.compile(r"/(?:device|host):|/job:"),
+        "the profiler of JAX or TensorFlow",
+        "open it with XProf (pip install xprof; xprof --logdir DIR), or in ui.perfetto.dev",
+    ),
+)
+"""Patterns of the processes in files of other writers, who that is, and what helps."""
+
+
+def _check_it_is_a_trace(path: str, outcome: Outcome, columns: Columns, events: int) -> None:
     if "nodes" in outcome.metadata or ("schema" in outcome.metadata and not outcome.has_events):
         raise InputError(
             f"{path} is a PyTorch execution trace, not a Kineto trace",
@@ -130,8 +146,17 @@ def _check_it_is_a_trace(path: str, outcome: Outcome, columns: Columns) -> None:
             raise InputError(f"{path} is cut off before its first whole event", "copy or record it again")
         if outcome.skipped or outcome.gave_up_at is not None:
             raise InputError(f"{path} holds no event that is whole", "copy it again, or record it again")
+        if events:
+            raise InputError(
+                f"{path} is not of PyTorch's profiler: none of its {events:,} events is complete (phase X)",
+                "a file of begin and end events (b and e, B and E) is another tool's: Perfetto shows it; "
+                + record,
+            )
         raise InputError(f"{path} holds no events", "the profiler was never active; check its schedule")
     if not any(category_text(category) in KINDS for category in columns.categories):
+        for pattern, writer, advice in _OTHER_WRITERS:
+            if any(pattern.match(one) for one in columns.processes):
+                raise InputError(f"{path} was written by {writer}, not by torch.profiler", advice)
         seen = ", ".join(sorted(category_text(category) for category in columns.categories)[:3])
         raise InputError(
             f"{path} is a Chrome trace, but not one of PyTorch's profiler (its categories: {seen or 'none'})",

@@ -351,6 +351,7 @@ _OLD_BACKWARD = re.compile(
 _COMPILE = re.compile(
     r".*\(dynamo_timed\)$|_compile\.compile_inner|compile_fx|entire_frame_compile|backend_compile|dynamo$"
 )
+_GENERATED = re.compile(r"fused_[a-z_]|nvfuser_|(?:void )?(?:nvfuser::|CudaCodeGen::)|triton_[a-z]+_fused")
 _COMPILED_REGION = re.compile(r"Torch-Compiled Region: (?:!\d+/)?(\d{1,9})/(\d{1,9})")
 _GC = re.compile(r"Python GC|gc\.collect|Garbage [Cc]ollect|gc:")
 
@@ -401,6 +402,11 @@ def is_cpu_operator(name: str) -> bool:
 def is_compile_range(name: str) -> bool:
     """True for compilation (Dynamo, Inductor), not for running compiled code."""
     return _COMPILE.match(name) is not None
+
+
+def is_generated_kernel(name: str) -> bool:
+    """True for a kernel that a fuser generated while the job ran: TorchScript's, nvFuser's, or Inductor's."""
+    return _GENERATED.match(name) is not None
 
 
 def compiled_region(name: str) -> tuple[int, int] | None:

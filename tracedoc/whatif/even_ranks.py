@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from tracedoc.play.run_program import Index, RunProgram
+from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call
+from tracedoc.step.program import Call, Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.stalls import AWAY_LAUNCHES
+from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.topics.pipeline.balance import slow_stages
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.whatif.changes.change import Mask
@@ -66,13 +66,26 @@ def _places(run: RunView, stage: tuple[int, ...], place_of: dict[int, int]) -> t
     return tuple(place for place in found if place is not None)
 
 
+def spent(layout: Layout, doing: Doing, lag: Times) -> Times:
+    """What of the host's time between its calls goes to one thing."""
+    points, ns = layout.at(doing)
+    found: Times = np.zeros_like(lag)
+    found[points] = np.minimum(ns, lag[points])
+    return found
+
+
 def pauses(program: RunProgram, lag: Times) -> Times:
-    """What of the host's time lies in gaps in which it does not launch, but something else."""
-    launches = lag[program.layout.kind == Call.LAUNCH]
+    """What of the host's time is no launching: what operators compute on the CPU, and long gaps.
+
+    Hooks of sharded units are a part of launching them, however long they take.
+    """
+    computing = spent(program.layout, Doing.COMPUTING, lag)
+    launches = (lag - computing)[program.layout.kind == Call.LAUNCH]
     if not launches.size:
-        return np.zeros_like(lag)
+        return computing
     usual = float(np.median(launches))
-    found: Times = np.where(lag > AWAY_LAUNCHES * usual, (lag - usual).astype(np.int64), 0)
+    away = lag - spent(program.layout, Doing.HOOKS, lag) > away_after_ns(usual)
+    found: Times = np.where(away, np.rint(lag - usual).astype(np.int64), computing)
     return found
 
 

@@ -13,7 +13,7 @@ from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Cause, Group
+from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
@@ -24,7 +24,7 @@ from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.split_units import split_units
-from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses
+from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses, spent
 from tracedoc.whatif.removal import Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
@@ -143,7 +143,7 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
-    lag[layout.offload_point] = np.maximum(lag[layout.offload_point] - layout.offload_ns, 0)
+    lag -= spent(layout, Doing.OFFLOADED, lag)
     offloading = np.zeros(layout.events, dtype=bool)
     offloading[layout.offload_event] = True
     of_input = (layout.cause_kind == Cause.COPY) & _batch_copies(program)[layout.cause_from]
@@ -157,15 +157,19 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
     own = np.where(loads | copied_in, 0, even.own)
     at_sync = np.zeros(layout.points, dtype=bool)
     at_sync[layout.cause_to[synced]] = True
-    pause = _chosen(pauses(program, lag), lag > 0)
+    first = spent(layout, Doing.LOADING, lag)
+    compiling = spent(layout, Doing.COMPILING, lag - first)
+    pause = pauses(program, lag - first - compiling)
     return _family(
         {
+            "host.first_calls": Removal(lag=first) if first.any() else None,
+            "host.compile": Removal(lag=compiling) if compiling.any() else None,
             "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
-            "host.pause": None if pause is None else Removal(lag=pause),
-            "host.launch": Removal(lag=lag if pause is None else lag - pause),
+            "host.pause": Removal(lag=pause) if pause.any() else None,
+            "host.launch": Removal(lag=lag - first - compiling - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),
     )
@@ -320,13 +324,13 @@ def _pipeline(program: RunProgram, even: Even) -> Family | None:
     if not passes.any():
         return None
     transfer = np.where(passes, program.transfer, 0)
-    # What a part takes whose other end is not known may be waiting.
+    # What a part takes whose other end is not known may be waiting, for the stage of a rank that is missing.
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even.dur))
     members: dict[str, Removal | None] = {
         "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
-        "pipeline.imbalance": None if dur is None else Removal(dur=dur),
+        "pipeline.imbalance": None if dur is None else Removal(dur=dur, transfer=transfer - sent),
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.
@@ -395,6 +399,6 @@ def _plain_saving(run: RunView, rank: int) -> float:
     facts = run.digest(rank).facts
     saving, plain, used = (
         float(value) if isinstance(value := facts.get(name), (int, float)) else 0.0
-        for name in ("tensor_core_saving_ms", "plain_matrix_ms", "tensor_core_frac")
+        for name in ("tensor_core_saving_least_ms", "plain_matrix_ms", "tensor_core_frac")
     )
     return saving / plain * (1.0 - used) if plain > 0 else 0.0

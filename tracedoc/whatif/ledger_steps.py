@@ -6,7 +6,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_replay import LOSING
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.topics.host.run import core_wait_ms
@@ -116,12 +115,8 @@ def late_error_ms(run: RunView) -> float:
 
 
 def _lengths_ms(run: RunView) -> dict[int, float]:
-    """The length of each step that all ranks captured whole: the mean over the ranks.
-
-    Ranks that lost a part of their trace do not count, for where a step ends may be lost with it.
-    """
-    unharmed = [one for one in run.digests if not any(limit.code in LOSING for limit in one.limits)]
-    counted = [one for one in unharmed if not one.truncated] or run.digests
+    """The length of each step that all ranks with steps captured whole: the mean over the ranks."""
+    counted = [one for one in run.digests if one.steps]
     found: dict[int, list[int]] = {}
     for digest in counted:
         for step in digest.complete_steps:

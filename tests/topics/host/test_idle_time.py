@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import tracedoc
 from tests.topics.small_runs import (
     facts_of_rank,
     idle_causes,
@@ -90,7 +91,14 @@ def test_the_launch_interval_is_that_of_the_judged_step(tmp_path: Path) -> None:
 def test_a_full_launch_queue_is_not_the_host_s_work(tmp_path: Path) -> None:
     builder = steps(TraceBuilder(), 100, 200, 300)
     for start in (100, 200, 300):
-        builder.runtime("cudaLaunchKernel", start + 70, start + 90)
-        builder.runtime("cudaLaunchKernel", start + 95, start + 95.19)  # slow, but not blocked
+        builder.kernel("blocked", start + 96, start + 96.1, launch_ms=start + 70)
+        builder.kernel("slow", start + 97, start + 97.1, launch_ms=start + 95)
+    document = json.loads(builder.to_json())
+    calls = [one for one in document["traceEvents"] if one["name"] == "cudaLaunchKernel"]
+    for call in calls:
+        call["dur"] = {70: 20_000, 95: 190}.get(round(call["ts"] / 1000) % 100, call["dur"])
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps(document))
     # The host's step is 99 ms long.
-    assert values(tmp_path, builder)["host_floor_ms"] == 79
+    (digest,) = tracedoc.measure([path]).measurements.run.digests
+    assert digest.facts["host_floor_ms"] == 79

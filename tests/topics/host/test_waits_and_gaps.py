@@ -114,7 +114,7 @@ def test_a_capture_with_stacks_names_the_function(tmp_path: Path) -> None:
 
 def test_lost_kernels_make_idle_time_unknown_and_are_a_limit(tmp_path: Path) -> None:
     builder = with_items(TraceBuilder())
-    for index in (1, 2, 3):
+    for index in (1, 2):  # behind the last kernel of the capture, none is lost
         builder.runtime("cudaLaunchKernel", 100 * index + 61, 100 * index + 61.01)
     path = builder.write(tmp_path / "rank-0.json")
     facts = facts_of(path)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.step.device import device_name
+from tracedoc.timeline.activity import is_library_operator
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.idle import launches_graphs
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.vocabulary import is_backward_node, optimizer_step_class
 from tracedoc.values import Unknown, Value
 
 
@@ -20,6 +24,17 @@ def complete_steps(timeline: RankTimeline) -> Value:
 def device(timeline: RankTimeline) -> Value:
     """Name of the analysed device as the driver gives it; "CPU" in a CPU trace."""
     return device_name(timeline)
+
+
+@rank_fact(unit="bool")
+def forward_only(timeline: RankTimeline) -> Value:
+    """Whether the capture shows forward passes alone (inference, evaluation): operators of a library, and
+    neither a backward pass nor an optimizer's step. False where that is not seen, as in CUDA graphs."""
+    trace = timeline.trace
+    if timeline.phases is not None or launches_graphs(trace):
+        return False
+    trains = trace.rows_named(lambda name: optimizer_step_class(name) is not None or is_backward_node(name))
+    return trains.size == 0 and trace.rows_named(is_library_operator, Kind.CPU_OP).size > 0
 
 
 @rank_fact(unit="text", values=("kernels", "operators"))

@@ -222,6 +222,14 @@ def extra_collectives_per_step(run: RunView, digest: RankDigest, step: StepDiges
     return statistics.median_low([int((numbers == one.index).sum()) for one in steps])
 
 
+@digest_fact(unit="count", needs=("collectives", "host_ops"))
+def extra_reductions(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """All-reduces and reduces among the calls of ``extra_collectives_per_step``, in the median step."""
+    table = digest.collectives
+    reduces = table.is_op("all_reduce") | table.is_op("reduce")
+    return int(((digest.roles == Role.BOOKKEEPING) & (table.step == step.index) & reduces).sum())
+
+
 @digest_fact(unit="text", needs=("collectives", "host_ops"))
 def extra_collectives(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """The calls of ``extra_collectives_per_step`` in the median step by kind, as "2 barriers"."""

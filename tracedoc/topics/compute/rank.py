@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -9,16 +10,20 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
-from tracedoc.step.device import half_tflops, judged_peak
+from tracedoc.step.device import half_tflops, judged_peak, tensor_speedup
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.devices import TENSOR_SPEEDUPS
 from tracedoc.trace.distinct import distinct, places_by_value
 from tracedoc.trace.kernels import matrix_format
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
+
+OF_FP16 = (TENSOR_SPEEDUPS[7, 0], TENSOR_SPEEDUPS[7, 5])
+"""The speedups of Volta and Turing, whose tensor cores take fp16 alone."""
 
 KNOWN_SHARE = 0.80
 """The format must be known of this share of the matrix kernels' time."""
@@ -86,16 +91,53 @@ def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
 
 @rank_fact(unit="ms", needs=("gpu", "kernels", plain_matrix_ms))
 def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
-    """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the device's peaks.
+    """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the peaks, at the most.
 
-    The ratio is that of 16 bits on tensor cores and of fp32 on plain cores. All of it where the device is
-    not in the table, or its peak in fp32 is not.
+    The ratio is that of 16 bits on tensor cores and of fp32 on plain cores, of a device that is not in the
+    table the largest of its compute capability. All of it where neither is known.
     """
-    plain, peak = plain_matrix_ms(timeline), judged_peak(timeline)
-    if isinstance(plain, Unknown) or isinstance(peak, Unknown) or not peak.fp32_tflops:
+    return _saved(timeline, lambda ratio: ratio[1])
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels", plain_matrix_ms))
+def tensor_core_saving_least_ms(timeline: RankTimeline) -> Value:
+    """The same with the least ratio of the device's compute capability."""
+    return _saved(timeline, lambda ratio: ratio[0])
+
+
+def _saved(timeline: RankTimeline, chosen: Callable[[tuple[float, float]], float]) -> Value:
+    plain, ratio = plain_matrix_ms(timeline), tensor_speedup(timeline)
+    if isinstance(plain, Unknown) or isinstance(ratio, Unknown):
         return plain
-    half = peak.bf16_tflops or peak.fp16_tflops
-    return plain * max(1.0 - peak.fp32_tflops / half, 0.0) if half else 0.0
+    return plain * max(1.0 - 1.0 / chosen(ratio), 0.0) if chosen(ratio) else 0.0
+
+
+@rank_fact(unit="bool", needs=("gpu",))
+def has_tensor_cores(timeline: RankTimeline) -> Value:
+    """Whether the device has tensor cores (matrix cores), by the device table or its compute capability."""
+    peak, ratio = judged_peak(timeline), tensor_speedup(timeline)
+    if isinstance(peak, Unknown):
+        return peak if isinstance(ratio, Unknown) else True
+    return bool(peak.bf16_tflops or peak.fp16_tflops)
+
+
+@rank_fact(unit="ratio", needs=("gpu",))
+def tensor_speedup_least(timeline: RankTimeline) -> Value:
+    """How many times as fast 16-bit inputs on tensor cores are as fp32 on plain cores, at the least.
+
+    By the compute capability of a device that is not in the table; for others their peaks say it.
+    """
+    found = tensor_speedup(timeline)
+    if not isinstance(judged_peak(timeline), Unknown):
+        return Unknown("the peak rates of the device are known")
+    return found if isinstance(found, Unknown) else found[0]
+
+
+@rank_fact(unit="ratio", needs=("gpu",))
+def tensor_speedup_most(timeline: RankTimeline) -> Value:
+    """The same at the most; of a device in the table the ratio of its peaks."""
+    found = tensor_speedup(timeline)
+    return found if isinstance(found, Unknown) else found[1]
 
 
 @rank_fact(unit="text", needs=("gpu", "kernels"))
@@ -135,9 +177,9 @@ def peak_fp32_tflops(timeline: RankTimeline) -> Value:
 @rank_fact(unit="text", needs=("gpu",), values=("bf16", "fp16"))
 def tensor_core_format(timeline: RankTimeline) -> Value:
     """The 16-bit format to train in on the device's tensor cores: "bf16", on Volta and Turing "fp16"."""
-    peak = judged_peak(timeline)
+    peak, ratio = judged_peak(timeline), tensor_speedup(timeline)
     if isinstance(peak, Unknown):
-        return peak
+        return peak if isinstance(ratio, Unknown) else "fp16" if ratio in OF_FP16 else "bf16"
     return "bf16" if peak.bf16_tflops else "fp16" if peak.fp16_tflops else Unknown("it has no tensor cores")
 
 

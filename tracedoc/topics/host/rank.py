@@ -16,6 +16,8 @@ from tracedoc.timeline.stalls import (
     CLEARLY_HIGH,
     CLEARLY_LOW,
     host_away_idle,
+    idle_of,
+    late_idle,
     launch_interval_ns,
     launch_pace_idle,
     profiler_cost_ns,
@@ -38,21 +40,21 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
 
     Time that input, allocation, a blocking sync, compilation or garbage collection explains is not in it.
     """
-    return total_ms(idle_of_cause(timeline, "launch"))
+    late = late_idle(timeline)
+    return NO_STEP if late is None else late.total_ns / 1e6
 
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the next kernel is not launched yet")
 def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """GPU idle time of the median step that the pace of the host's launches explains.
 
-    Late-launch gaps up to twenty times the median time between two launches; in a longer gap the host is not
-    slow at launching, it does something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
+    Late-launch gaps up to twenty times the median time between two launches, or 2 ms if that is less; in a
+    longer gap, and in an operator that computes on the CPU, the host is not slow at launching, it does
+    something else (:func:`host_away_idle_ms`). Unknown between 10 % and 20 % of
     the step where less than 10 % is left without the profiler's own cost on the host (0.5 us for each event
     that it recorded there): a trace alone does not show whether an unprofiled step has such gaps.
     """
     spans, budget = launch_pace_idle(timeline), timeline.judged_budget
-    if (unreliable := _unreliable(timeline)) is not None:
-        return unreliable
     if budget is None:
         return NO_STEP
     if spans is None:
@@ -66,8 +68,9 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the host launches nothing for long")
 def host_away_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
-    """Late-launch idle time of the median step in gaps too long for the pace of launches to explain."""
-    return _unreliable(timeline) or _known(host_away_idle(timeline))
+    """Late-launch idle time of the median step that the pace of launches does not explain: long gaps, and
+    operators that compute on the CPU for 0.2 ms or more without a call."""
+    return _known(host_away_idle(timeline))
 
 
 @rank_fact(unit="count", needs=("launches",))
@@ -85,7 +88,20 @@ def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     as long as the host was blocked. A wait beside queued work costs nothing. Waiting for input and memory
     allocation come first.
     """
-    return _unreliable(timeline) or idle_of_cause(timeline, "sync")
+    return idle_of_cause(timeline, "sync")
+
+
+@rank_fact(unit="ms", needs=("launches",), interval="GPU idle: code is loaded or compiled")
+def warm_up_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Idle time of the median step in which kernels and libraries are loaded, or code is compiled.
+
+    A kernel is loaded when it is launched for the first time: the call, and what its operator does before it,
+    take a millisecond or more. A time before the first launch of a kernel that a fuser generated is that of
+    compiling it.
+    """
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return idle_of(timeline, "loading") | idle_of(timeline, "compile")
 
 
 @rank_fact(unit="ms", needs=("kernels",))
@@ -123,17 +139,11 @@ def short_kernel_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     A gap counts when the kernel before it is shorter than the median time between two launches: such a
     kernel cannot keep the GPU busy until the next one is launched, whatever its number.
     """
-    return _unreliable(timeline) or _known(short_kernel_idle(timeline))
+    return _known(short_kernel_idle(timeline))
 
 
 def _known(spans: Spans | None) -> Spans | Unknown:
     return NO_LAUNCH if spans is None else spans
-
-
-def _unreliable(timeline: RankTimeline) -> Unknown | None:
-    if not timeline.kernels_lost:
-        return None
-    return Unknown("idle time is unreliable: launched kernels are missing from the trace")
 
 
 # -- the optimizer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,9 +13,9 @@ from tracedoc.run.job import RankJob
 from tracedoc.step.host_work import AwayTotal, HostDigest, SyncTotal
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.host import PHASES
-from tracedoc.timeline.script_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace, SourceLine
 from tracedoc.timeline.syncs import SPELLINGS
-from tracedoc.topics.capture.run import compiled
+from tracedoc.topics.capture.run import compiled, recorded
 from tracedoc.topics.host.rank import host_away_idle_ms, unexplained_idle_ms
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.values import Unknown, Value
@@ -34,7 +35,12 @@ def dispatch_idle_ms(run: RunView) -> dict[str, Value]:
 
     The optimizer's operators are not in it (:func:`optimizer_idle_ms`).
     """
-    return time_of_work(run, "dispatch")
+    return {
+        str(digest.rank): NO_STEP
+        if digest.host_work is None
+        else (digest.host_work.of("dispatch") + digest.host_work.of("operator")) / 1e6
+        for digest in run.digests
+    }
 
 
 @run_fact(unit="ms", scope="rank", needs=("launches",))
@@ -215,11 +221,27 @@ def item_call_sites(run: RunView) -> Value:
     The line is that where the function begins; in code that runs since before that step, about where it was.
     Reading a tensor on the CPU waits for nothing, and the stacks do not show where a tensor is.
     """
+    sites = _calling(run, meets=False)
+    if isinstance(sites, Unknown):
+        return sites
+    lines = [f"{at.file}:{at.line} ({at.function.strip('<>')}) .{at.call}() x{at.calls}" for at in sites[:3]]
+    return ", ".join(lines) or "none"
+
+
+@run_fact(unit="text")
+def barrier_code(run: RunView) -> Value:
+    """The function of the script that calls most barriers, or exchanges most pickled objects, else "none".
+
+    From the same step as :func:`item_call_sites`.
+    """
+    sites = _calling(run, meets=True)
+    return sites if isinstance(sites, Unknown) else str(sites[0].place) if sites else "none"
+
+
+def _calling(run: RunView, *, meets: bool) -> list[SourceLine] | Unknown:
     if not run.source_steps:
         return Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
-    asking = run.source_steps[min(run.source_steps)].asking[:3]
-    lines = [f"{at.file}:{at.line} ({at.function}) .{at.call}() x{at.calls}" for at in asking]
-    return ", ".join(lines) or "none"
+    return [one for one in run.source_steps[min(run.source_steps)].asking if one.meets == meets]
 
 
 @manifest_fact(unit="fraction")
@@ -253,6 +275,25 @@ def core_wait_ms(rank: RankJob) -> Value:
     thread = rank.training_thread
     steps, waited = thread.get("steps", 0), thread.get("waited_us")
     return waited / 1000 / steps if steps > 0 and waited is not None else _NO_CORE_WAIT
+
+
+@manifest_fact(unit="count")
+def operator_threads(rank: RankJob) -> Value:
+    """Threads that torch uses for one operator on the CPU (``torch.get_num_threads()``)."""
+    return recorded(rank.threads, "the manifest has no threads")
+
+
+@run_fact(unit="count", scope="rank")
+def fair_threads(run: RunView) -> dict[str, Value]:
+    """Threads for one operator with which each rank on a rank's cores has a core for each, at least 1.
+
+    Ranks of a host that name the same cores share them.
+    """
+    ranks = run.job.ranks if run.job is not None else ()
+    sharing = Counter((one.host, one.affinity) for one in ranks)
+    fair = {one.rank: max(one.cores // sharing[one.host, one.affinity], 1) for one in ranks if one.cores}
+    unknown = Unknown("the manifest has no cores")
+    return {str(digest.rank): fair.get(digest.rank, unknown) for digest in run.digests}
 
 
 _NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest has no times of threads")

@@ -57,7 +57,7 @@ def input_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 # -- copies from pageable memory
 
 
-@rank_fact(unit="count", needs=("gpu", "kernels"))
+@rank_fact(unit="count", needs=("gpu",))
 def pageable_copies_per_step(timeline: RankTimeline) -> Value:
     """Copies from pageable host memory to the device in the median step. ROCm does not record the memory."""
     if timeline.trace.info.vendor == "amd":
@@ -65,7 +65,7 @@ def pageable_copies_per_step(timeline: RankTimeline) -> Value:
     return int(pageable_rows(timeline).size)
 
 
-@rank_fact(unit="bytes", needs=("gpu", "kernels"))
+@rank_fact(unit="bytes", needs=("gpu",))
 def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
     """Bytes copied from pageable host memory to the device in the median step."""
     if timeline.trace.info.vendor == "amd":
@@ -76,7 +76,7 @@ def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
     return int(sizes.sum())
 
 
-@rank_fact(unit="ms", needs=("gpu", "kernels"), interval="copy from pageable memory, or idle during its call")
+@rank_fact(unit="ms", needs=("gpu",), interval="copy from pageable memory, or idle during its call")
 def pageable_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step that copies from pageable memory cost the GPU.
 

@@ -95,6 +95,35 @@ def loader_prefetch_factor(rank: RankJob) -> Value:
     return recorded(rank.loader.prefetch_factor, _NO_LOADER)
 
 
+@manifest_fact(unit="count")
+def loader_batches(rank: RankJob) -> Value:
+    """Batches of that data loader in an epoch, on one rank; unknown for a data set without a length."""
+    return recorded(rank.loader.batches, "the manifest has no number of batches")
+
+
+@manifest_fact(unit="bool")
+def loader_restarts(rank: RankJob) -> Value:
+    """Whether that data loader starts its workers anew for every epoch: ``persistent_workers=False``."""
+    loader = rank.loader
+    if loader.persistent_workers is None or loader.workers is None:
+        return Unknown(_NO_LOADER)
+    return loader.workers > 0 and not loader.persistent_workers
+
+
+@manifest_fact(unit="bool")
+def reads_all_data(rank: RankJob) -> Value:
+    """Whether that data loader draws from the whole data set on every rank.
+
+    By its sampler, one of torch's own that knows no ranks. Unknown for others, and under trainers, which
+    share batches out behind the sampler.
+    """
+    loader = rank.loader
+    if loader.sampler not in ("RandomSampler", "SequentialSampler"):
+        return Unknown("no sampler of torch's own chooses the samples") if not loader.replicas else False
+    shared = {"Accelerate", "Trainer", "Lightning"} & set(rank.frameworks)
+    return Unknown("the trainer may share batches out") if shared else True
+
+
 _NO_LOADER = "the manifest has no DataLoader"
 
 

@@ -143,3 +143,10 @@ def job_peak_memory_bytes(rank: RankJob) -> Value:
 def allocation_retries(rank: RankJob) -> Value:
     """How often the allocator had to free everything it kept and try again, since the job began."""
     return recorded(rank.memory.retries, "the manifest has no GPU memory")
+
+
+@manifest_fact(unit="bool")
+def expandable_segments(rank: RankJob) -> Value:
+    """Whether torch's allocator lets its segments grow, by the variables that set it."""
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+    return any("expandable_segments:true" in rank.variables.get(name, "").lower() for name in names)

@@ -13,6 +13,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.activity import Activity
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.stalls import idle_of
 from tracedoc.timeline.steps import HostStep
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
@@ -29,7 +30,7 @@ def idle_of_cause(timeline: RankTimeline, cause: str) -> Spans | Unknown:
     """The idle time of the median step that has one of the causes of :mod:`tracedoc.timeline.idle`."""
     if timeline.judged is None or timeline.idle is None:
         return NO_STEP
-    return timeline.idle.spans[cause].clip(timeline.judged.start_ns, timeline.judged.end_ns)
+    return idle_of(timeline, cause)
 
 
 def _part(timeline: RankTimeline, part: str) -> Value:

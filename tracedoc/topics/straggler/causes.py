@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -29,7 +30,7 @@ SHARED_GPU = "shared GPU"
 MORE_KERNELS = 1.02
 """A rank that starts this many times the kernels of its peers does more work, not slower work."""
 
-OWN_CAUSES = frozenset({"python", "unknown", "dispatch", "sync", "copy"})
+OWN_CAUSES = frozenset({"python", "unknown", "operator", "dispatch", "sync", "copy"})
 """What a script may do on one rank only. Loading, collecting garbage and compiling are for all alike."""
 
 ALONE = 1 / 3
@@ -56,22 +57,36 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
 
     Of kernels, or in a CPU trace operators: "more kernels"; "larger kernels", as many on more data;
     "slow GPU", matrix products of the same shapes take longer; else "longer kernels". Other exposed work:
-    "communication", "copy". Idle time (:mod:`tracedoc.idle_causes`): "input", "allocator", "sync", "compile",
-    "gc", "profiler", "dependency", "unknown", and late launches: "optimizer", "dispatch", "python".
-    Instead of "dependency" it is "shared GPU" where half of that is turns of another process
-    (:func:`foreign_turns_ms`).
+    "communication", "copy". Idle time (:mod:`tracedoc.idle_causes`): "input", "allocator", "sync",
+    "loading", "compile", "gc", "profiler", "operator", "dependency", "unknown", and late
+    launches: "optimizer", "dispatch", "python". Instead of "dependency" it is "shared GPU" where half of that
+    is turns of another process (:func:`foreign_turns_ms`).
     """
 
-    def word(late: Straggler) -> Value:
-        if late.cause == "kernels":
-            return kernel_cause(late, run)
-        turns = foreign_turns_ms.of(run.digest(late.rank))
-        excess = float(np.median(late.cause_ns)) / 1e6
-        if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
-            return SHARED_GPU
-        return late.cause or "none"
+    return of_late(run, lambda late: _cause(run, late), "none")
 
-    return of_late(run, word, "none")
+
+def _cause(run: RunView, late: Straggler) -> str:
+    if late.cause == "kernels":
+        return kernel_cause(late, run)
+    turns = foreign_turns_ms.of(run.digest(late.rank))
+    excess = float(np.median(late.cause_ns)) / 1e6
+    if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
+        return SHARED_GPU
+    return late.cause or "none"
+
+
+@run_fact(unit="text", needs=("collectives", "multi_rank", foreign_turns_ms))
+def straggler_any_cause(run: RunView) -> Value:
+    """What late ranks do, whichever they are: the :func:`straggler_cause` of half of all waiting or more.
+
+    "none" where no cause explains so much, and where nobody is late.
+    """
+    waited: Counter[str] = Counter()
+    for late in stragglers(run):
+        waited[_cause(run, late)] += int(late.gain_ns.sum())
+    cause, most = max(waited.items(), key=lambda one: one[1], default=("none", 0))
+    return cause if most >= CAUSE_SHARE * waited.total() else "none"
 
 
 @run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))

@@ -24,7 +24,7 @@ from tracedoc.topics.straggler.work_before import (
     host_surplus_ns,
     work_before,
 )
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import distinct, is_among
 
 MAX_SUSPECTS = 8
 """Ranks that are looked at closely: those in whose name the others wait longest."""
@@ -47,7 +47,7 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
 
     ``gain_ns[s]`` is how much shorter step ``steps[s]`` would be if nobody ever waited for this rank, as a
     replay of all ranks tells: their own hosts and their own work still take what they take. In a CPU trace it
-    is what the median peer waits.
+    is what the median peer of its groups waits.
     ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
     it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
     (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
@@ -126,8 +126,10 @@ def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
     blamed = _blamed(run) & (run.blame.root == place) & is_among(run.matching.step, steps)
     own = np.flatnonzero(blamed & (run.blame.last == place))
     cost = _cost_ns(run, place, blamed, steps)
-    waited = np.asarray(np.median(cost, axis=1), dtype=np.int64)
-    gain = waited if arrival_replay(run) is None else np.maximum(gains_without(run, place, steps), 0)
+    replayed = arrival_replay(run) is not None
+    gain = (
+        np.maximum(gains_without(run, place, steps), 0) if replayed else _waited_ns(run, place, blamed, steps)
+    )
     before = work_before(run, place, own, steps)
     before = replace(before, excess_us=_within_host_surplus(run, place, steps, gain, before.excess_us))
     return _straggler(run, place, steps, operations=own, gain_ns=gain, cost_ns=cost, before=before)
@@ -190,6 +192,24 @@ def _cost_ns(run: RunView, place: int, blamed: npt.NDArray[np.bool_], steps: Seq
             rows = row[(rank == peer) & (step_of == step)]
             cost[number, column] = (Spans.of(start_ns[rows], last_arrival_ns[rows]) & exposed).total_ns
     return cost
+
+
+def _waited_ns(run: RunView, place: int, blamed: npt.NDArray[np.bool_], steps: Sequence[int]) -> Int64Array:
+    """What the median peer waits in each step in the operations that are ``blamed`` on a rank.
+
+    Of each group its members, for ranks of other groups wait elsewhere; of several groups together, at most
+    what one peer waits.
+    """
+    matching = run.matching
+    members = matching.group[matching.operation]
+    peers = np.delete(np.arange(len(run.digests)), place)
+    found = np.zeros(len(steps), dtype=np.int64)
+    most = _cost_ns(run, place, blamed, steps).max(axis=1, initial=0)
+    for group in distinct(matching.group[blamed]).tolist():
+        cost = _cost_ns(run, place, blamed & (matching.group == group), steps)
+        among = is_among(peers, matching.part_rank[members == group])
+        found += np.median(cost[:, among], axis=1).astype(np.int64)
+    return np.asarray(np.minimum(found, most), dtype=np.int64)
 
 
 def _waiting(run: RunView, place: int) -> tuple[Int64Array, Int64Array, Spans]:

@@ -30,8 +30,6 @@ def foreign_turns_ms(timeline: RankTimeline) -> Spans | Unknown:
         return queued
     if not timeline.launches.linked.any():
         return NO_LAUNCH
-    if timeline.kernels_lost:
-        return Unknown("kernels that were launched are missing from the trace")
     return turns_in(timeline.trace, queued)
 
 

@@ -28,7 +28,7 @@ def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     and the pace of their hosts stay, and where they are as slow as this rank nothing is gained. Of ranks
     that come last from work of their own, not from waiting for somebody else. The median over the steps
     that all ranks captured whole (or the mean, where that is more); 0 for a rank that nobody waits for. In
-    a CPU trace it is what the median other rank waits for it, with no compute beside it.
+    a CPU trace it is what the median other rank of its groups waits for it, with no compute beside it.
     """
     return of_late(run, lambda late: cost_ms(run, late), 0.0)
 

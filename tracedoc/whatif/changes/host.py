@@ -9,7 +9,7 @@ from tracedoc.step.calls import INPUT_PART
 from tracedoc.step.program import Call, Cause, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.stalls import AWAY_LAUNCHES
+from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.whatif.changes.change import (
     Arguments,
     Change,
@@ -151,7 +151,7 @@ def _launching_passes(program: RunProgram) -> Mask:
     passes = np.asarray(_in_parts(program, PASSES) & (program.layout.kind != Call.COMM))
     launches = program.lag[passes & (program.layout.kind == Call.LAUNCH)]
     if launches.size:
-        passes &= program.lag <= AWAY_LAUNCHES * np.median(launches)
+        passes &= program.lag <= away_after_ns(float(np.median(launches)))
     return passes
 
 

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.play.run_program import AddedEdges, Index, RunProgram, Scenario
 from tracedoc.play.scenarios import call_latency
+from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import merged_into_last
@@ -183,11 +184,12 @@ def _distances(program: RunProgram, parts: Index) -> tuple[int, int]:
 def _less_hooks(program: RunProgram, merged: RunProgram, gone: float) -> npt.NDArray[np.int64]:
     """Return the host's times without a share of its hooks; without hooks, without those before the calls."""
     layout = program.layout
-    if not layout.hook_point.size:
+    hooks, hook_ns = layout.at(Doing.HOOKS)
+    if not hooks.size:
         return merged.lag.astype(np.int64)
     lag = program.lag.astype(np.int64)
-    less = np.rint(layout.hook_ns * (gone * of_scenario(program.scenario, *HOOKS_GONE))).astype(np.int64)
-    lag[layout.hook_point] = np.maximum(lag[layout.hook_point] - less, 0)
+    less = np.rint(hook_ns * (gone * of_scenario(program.scenario, *HOOKS_GONE))).astype(np.int64)
+    lag[hooks] = np.maximum(lag[hooks] - less, 0)
     return lag
 
 

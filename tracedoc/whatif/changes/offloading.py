@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.play.run_program import AddedEdges, RunProgram
-from tracedoc.step.program import Group
+from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, of_scenario
 from tracedoc.whatif.changes.gathers import joined
@@ -30,8 +30,8 @@ def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     own = program.own.copy()
     own[layout.cause_to[waits]] = 0
     lag = program.lag.astype(np.int64)
-    at = layout.offload_point
-    lag[at] = np.maximum(lag[at] - layout.offload_ns, 0)
+    at, updating = layout.at(Doing.OFFLOADED)
+    lag[at] = np.maximum(lag[at] - updating, 0)
     dur = np.where(gone, 0, program.dur).astype(np.int64)
     ranks = layout.rank_of_event(down)
     update, first = [], []

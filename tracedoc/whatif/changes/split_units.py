@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from tracedoc.play.run_program import AddedEdges, Index, RunProgram, Scenario
 from tracedoc.play.scenarios import call_latency
+from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import cut_reductions, nearest
@@ -95,7 +96,7 @@ def _spread_hooks(program: RunProgram, lag: npt.NDArray[np.int64], event: int, b
     """
     layout, extra = program.layout, program.extra
     first, called = int(layout.point[begins[0]]), int(layout.point[event])
-    hooks = layout.hook_point
+    hooks, hook_ns = layout.at(Doing.HOOKS)
     if called == NONE:  # the step before calls it
         early = extra.source[(extra.target == event) & extra.of_point]
         if not early.size or first < 0:
@@ -110,7 +111,7 @@ def _spread_hooks(program: RunProgram, lag: npt.NDArray[np.int64], event: int, b
     points = points[points >= 0]
     if not points.size:
         return
-    moved = np.minimum(layout.hook_ns[inside].astype(np.int64), lag[hooks[inside]])
+    moved = np.minimum(hook_ns[inside].astype(np.int64), lag[hooks[inside]])
     moved = moved * points.size // (points.size + 1)
     lag[hooks[inside]] -= moved
     np.add.at(lag, points, int(moved.sum()) // points.size)

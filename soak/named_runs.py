@@ -1,0 +1,72 @@
+"""Collect small real jobs whose fault is code of the script, and see that its function is named first.
+
+    python soak/named_runs.py [NAME...] [--into build/named]
+
+Each is two ranks of torchrun on this machine. What the answer's first line must name is written beside it;
+the healthy one must have no warning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LONGEST_S = 300
+
+JOBS = {
+    "toplevel_save": r"`save` at the top level of `toplevel_save\.py`",
+    "toplevel_sleep": r"`sleep` at the top level of `toplevel_sleep\.py`",
+    "toplevel_log": r"`dumps` at the top level of `toplevel_log\.py`",
+    "listcomp": r"`augmented` \(`listcomp\.py:\d+`\)",
+    "kth_eval": r"`evaluate` \(`kth_eval\.py:\d+`\)",
+    "kth_checkpoint_rank0": r"`save_checkpoint` \(`kth_checkpoint_rank0\.py:\d+`\) on rank 0",
+    "thread": r"`aggregate` \(`thread\.py:\d+`\)",
+    "barrier": r"`synced` \(`barrier\.py:\d+`\)",
+    "trainer_class": r"`update_metrics` \(`trainer_class\.py:\d+`\)",
+    "callback_rank1": r"rank 1, which spends .* in `on_step_end` \(`callback_rank1\.py:\d+`\)",
+    "library_beside": r"`flush` \(`fastmetrics/core\.py:\d+`\)",
+    "oversubscribed": r"Too many threads",
+}
+
+
+def first_line(name: str, into: Path) -> str:
+    """The first line of the answer to a job, which is collected if its folder is not there yet."""
+    folder = into / name
+    if not folder.exists():
+        scratch = into / "scratch"
+        scratch.mkdir(parents=True, exist_ok=True)
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        job = [sys.executable, *launch, str(HERE / "named_jobs" / f"{name}.py")]
+        collect = [sys.executable, "-m", "tracedoc", "collect", "-o", str(folder), "--", *job]
+        environ = {**os.environ, "SCRATCH": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
+        subprocess.run(collect, env=environ, capture_output=True, text=True, timeout=LONGEST_S, check=True)
+        shutil.rmtree(scratch)
+    answer = [sys.executable, "-m", "tracedoc", "diagnose", str(folder)]
+    shown = subprocess.run(answer, capture_output=True, text=True, timeout=LONGEST_S, check=True).stdout
+    return shown.partition("\n")[0]
+
+
+def main() -> int:
+    """Collect and judge the jobs; return how many are not named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=[*JOBS, "healthy"])
+    parser.add_argument("--into", type=Path, default=HERE.parent / "build" / "named")
+    asked = parser.parse_args()
+    missed = 0
+    for name in asked.names:
+        line = first_line(name, asked.into)
+        named = re.search(JOBS[name], line) if name in JOBS else re.match("CPU run", line)
+        missed += named is None
+        print(f"{'named' if named else 'MISSED':7} {name}: {line}", flush=True)
+    print(f"{len(asked.names)} jobs: {missed} not named")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""The stacks of steps far longer than usual, and nothing of the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from tracedoc.collector import samples
+from tracedoc.collector.samples import StackSamples
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> StackSamples:
+    """Samples of this thread after four steps; a step is long from 1 ms more than usual on."""
+    monkeypatch.setattr(samples, "LEAST_NS", 1_000_000)
+    found = StackSamples()
+    for _ in range(6):
+        found.step()
+    return found
+
+
+def evaluate(found: StackSamples) -> None:
+    """Stay until a sample was taken, as long as that lasts."""
+    while not found.describe():
+        pass
+
+
+def test_a_long_step_shows_what_it_does(watched: StackSamples) -> None:
+    watched.begin()
+    evaluate(watched)
+    watched.end()
+    told = watched.describe()
+    assert isinstance(told, dict)
+    assert (told["steps"], told["long"]) == (6, 1)
+    frames = told["stacks"][0]["frames"]
+    first = evaluate.__code__.co_firstlineno
+    assert any(f"test_samples.py({first}): evaluate@" in frame for frame in frames)
+    assert not any("collector/samples.py" in frame for frame in frames)
+    assert any("watched@" in frame for frame in told["loop"])
+
+
+def test_steps_that_are_not_long_leave_nothing(watched: StackSamples) -> None:
+    watched.step()
+    assert watched.describe() is None
+
+
+def test_a_step_that_the_collector_makes_long_does_not_count(watched: StackSamples) -> None:
+    watched.skip()
+    watched.step()
+    assert len(watched._lengths) == 5

@@ -1,0 +1,101 @@
+"""Damaged captures claim nothing that whole ones do not: a sample of what ``soak/damaged_runs.py`` tries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.damage import (
+    Damage,
+    Truth,
+    answer,
+    cut_stored,
+    cut_text,
+    damaged,
+    damages,
+    edited,
+    gpu_ends_early,
+    shorter,
+)
+from tracedoc.diagnosis import Diagnosis
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("*.json*") if not path.name.startswith("manifest"))
+
+
+def diagnosed(paths: list[Path], damage: Damage, folder: Path) -> Diagnosis:
+    found = answer(damaged(paths, damage, folder))
+    assert isinstance(found, Diagnosis), found
+    return found
+
+
+def bytes_of(count: int, path: Path) -> float:
+    return count / path.stat().st_size
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 150_000), (0, 200_000)])
+def test_a_cut_file_makes_no_straggler_and_no_gaps(
+    shared_traces: Path, tmp_path: Path, rank: int, size: int
+) -> None:
+    paths = files_of(shared_traces / "fsdp2_h100_4rank")
+    share = bytes_of(size, paths[rank])
+    found = diagnosed(paths, Damage("cut", rank, cut_stored(share)), tmp_path)
+    assert found.summary.startswith(f"Rank {rank} is left out: its file is cut off")
+    assert {one.severity for one in found.findings} <= {"note"}
+    assert not [one for one in found.findings if one.topic == "straggler"]
+    assert [one.rank for one in found.ranks] == [one for one in range(4) if one != rank]
+
+
+def test_steps_before_the_cut_are_analysed_on_every_rank(sample_traces: Path, tmp_path: Path) -> None:
+    paths = files_of(sample_traces / "synthetic_zero3_gather_stall")
+    found = diagnosed(paths, Damage("cut", 2, cut_text(0.7), "cut off"), tmp_path)
+    assert found.summary.startswith("The file of rank 2 is cut off. Exposed all-gathers")
+    assert {tuple(step.index for step in rank.steps) for rank in found.ranks} == {
+        tuple(step.index for step in found.ranks[2].steps)
+    }
+    assert all(step.complete for rank in found.ranks for step in rank.steps)
+
+
+def test_a_lone_step_is_unknown_where_the_gpus_records_end_before_it(
+    shared_traces: Path, tmp_path: Path
+) -> None:
+    paths = files_of(shared_traces / "fsdp2_h100_4rank")
+    found = diagnosed(paths, Damage("GPU", None, edited(gpu_ends_early(0.6))), tmp_path)
+    assert found.summary.startswith("No answer: the records of the GPU end early")
+    assert not [one for one in found.findings if one.topic != "capture"]
+
+
+def test_a_rank_that_ended_early_is_left_out_of_a_lone_step(shared_traces: Path, tmp_path: Path) -> None:
+    paths = files_of(shared_traces / "fsdp2_h100_4rank")
+    found = diagnosed(paths, Damage("shorter", 1, edited(shorter(0.3))), tmp_path)
+    assert found.summary.startswith("Rank 1 is left out: its records end before a step")
+    assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+RUNS = (
+    "fsdp2_h100_4rank",
+    "published_pipeline_8rank",
+    "dlrm_8rank_v100",
+    "ddp_resnet_a100_2rank_r0",
+    "cpu_gloo/patho_straggler",
+)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_no_damage_of_a_real_run_adds_a_warning(shared_traces: Path, tmp_path: Path, name: str) -> None:
+    paths = files_of(shared_traces / name)
+    truth = Truth(paths)
+    for number, damage in enumerate(damages(paths, seed=7, count=4)):
+        found = answer(damaged(paths, damage, tmp_path / str(number)))
+        assert truth.invented(found, damage) == [], (damage.name, damage.rank)
+
+
+@pytest.mark.parametrize("name", ["synthetic_ddp_tiny_batch", "cpu_ddp_slow_metrics"])
+def test_no_damage_of_a_sample_adds_a_warning(sample_traces: Path, tmp_path: Path, name: str) -> None:
+    paths = files_of(sample_traces / name)
+    truth = Truth(paths)
+    for number, damage in enumerate(damages(paths, seed=8, count=4)):
+        found = answer(damaged(paths, damage, tmp_path / str(number)))
+        assert truth.invented(found, damage) == [], (damage.name, damage.rank)

@@ -1,0 +1,132 @@
+"""Sample the stacks of steps far longer than usual: what comes now and then has no other trace."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections import Counter, deque
+from statistics import median
+from types import CodeType, FrameType
+
+from tracedoc.collector.probe import Plain
+
+LONG = 1.5
+LEAST_NS = 20_000_000
+"""A step is sampled from when it takes 1.5 times the usual one, and so much longer than that."""
+
+STEPS_FOR_USUAL = 4
+"""Of so many steps the median is the usual one."""
+
+KEPT_STACKS = 32
+KEPT_FRAMES = 60
+GROWS = 1.25
+"""From one sample of a step to the next it takes this much longer, so that a long one has few."""
+
+_OURS = os.path.dirname(__file__)
+
+Stack = tuple[tuple[CodeType, int], ...]
+
+
+class StackSamples:
+    """The stacks of one thread in long steps, each with the time for which it stands."""
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._lengths: deque[int] = deque(maxlen=9)
+        self._began_ns, self._steps, self._slow = 0, 0, 0
+        self._ended = threading.Event()
+        self._stacks: Counter[Stack] = Counter()
+        self._loop: Stack = ()
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        threading.Thread(target=self._watch, name="tracedoc-samples", daemon=True).start()
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._ended.set()
+
+    def step(self) -> None:
+        """Note that a step ended; the functions that now call the optimizer run in every step."""
+        now = time.perf_counter_ns()
+        if self._began_ns:
+            self._lengths.append(now - self._began_ns)
+        elif not self._loop:
+            self._loop = _stack(sys._getframe(), ours=True)
+        self._began_ns, self._steps = now, self._steps + 1
+
+    def skip(self) -> None:
+        """Leave the step that runs now out: the collector itself makes it long."""
+        self._began_ns = 0
+
+    def describe(self) -> Plain | None:
+        """The stacks of ``long`` of ``steps``, most time first, and the functions around every step.
+
+        ``None`` where no step was long.
+        """
+        stacks = self._stacks.copy().most_common(KEPT_STACKS)
+        if not stacks:
+            return None
+        return {
+            "steps": self._steps,
+            "long": self._slow,
+            "loop": _words(self._loop),
+            "stacks": [{"ms": ns / 1e6, "frames": _words(stack)} for stack, ns in stacks],
+        }
+
+    def _watch(self) -> None:
+        due_ns = LEAST_NS
+        while not self._ended.wait(due_ns / 1e9):
+            began, number, lengths = self._began_ns, self._steps, list(self._lengths)
+            if not began or len(lengths) < STEPS_FOR_USUAL:
+                due_ns = LEAST_NS
+                continue
+            usual = int(median(lengths))
+            due_ns = began + max(int(LONG * usual), usual + LEAST_NS) - time.perf_counter_ns()
+            if due_ns <= 0:
+                self._sample(number, max(usual // 2, LEAST_NS // 4))
+                due_ns = LEAST_NS
+
+    def _sample(self, number: int, pause_ns: int) -> None:
+        """Take samples until the step ends; each stands for the time since the one before."""
+        last = time.perf_counter_ns() - pause_ns
+        self._slow += 1
+        while self._steps == number and self._began_ns and not self._ended.wait(pause_ns / 1e9):
+            frame = sys._current_frames().get(self._thread)
+            now = time.perf_counter_ns()
+            stack = _stack(frame)
+            del frame
+            if stack and self._steps == number:
+                self._stacks[stack] += now - last
+            last, pause_ns = now, int(pause_ns * GROWS)
+            if len(self._stacks) > 8 * KEPT_STACKS:
+                self._stacks = Counter(dict(self._stacks.most_common(KEPT_STACKS)))
+
+
+def _stack(frame: FrameType | None, *, ours: bool = False) -> Stack:
+    """The frames from the innermost outwards without the collector's.
+
+    Nothing where the collector itself is at work, unless ``ours`` is asked for; all optimizers run in its
+    ``counted``.
+    """
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and len(found) < KEPT_FRAMES:
+        if not frame.f_code.co_filename.startswith(_OURS):
+            found.append((frame.f_code, frame.f_lineno))
+        elif not ours and frame.f_code.co_name != "counted":
+            return ()
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _words(stack: Stack) -> list[str]:
+    """Frames as the profiler writes them, ``train.py(12): main``, with the line that runs behind them."""
+    roots = sorted((root.rstrip("/") + "/" for root in sys.path if root), key=len, reverse=True)
+    found = []
+    for code, line in stack:
+        file = code.co_filename
+        root = next((root for root in roots if file.startswith(root)), "")
+        found.append(f"{file[len(root) :]}({code.co_firstlineno}): {code.co_name}@{line}")
+    return found

@@ -1,0 +1,117 @@
+"""Facts of the run about what the script does in steps far longer than usual, from samples of stacks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+
+from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.run_view import RunView, once
+from tracedoc.run.job import RankJob
+from tracedoc.timeline.script_code import CodePlace, place_of_stack
+from tracedoc.units import format_ranges
+from tracedoc.values import Unknown, Value
+
+NAMED_SHARE = 0.5
+"""A function is named that takes this share of a rank's long steps."""
+
+NO_SAMPLES = Unknown("no step was far longer than usual where stacks are sampled (`tracedoc collect`)")
+
+NO_FUNCTION = Unknown("no function of long steps is known")
+
+
+class SlowCode(msgspec.Struct, frozen=True):
+    """The function in which long steps spend half of their time or more, and the ranks where they do.
+
+    Of ``steps`` that the rank longest in it made ``long`` were, and were in it for ``ms`` together.
+    """
+
+    place: CodePlace
+    ranks: tuple[int, ...]
+    saves: bool
+    ms: float
+    long: int
+    steps: int
+
+
+@once
+def slow_code(run: RunView) -> SlowCode | None:
+    """What long steps do that others do not, ``None`` where no function takes half of them on any rank.
+
+    Ranks that wait for another one show no function of their own.
+    """
+    found: dict[CodePlace, list[SlowCode]] = {}
+    for rank in run.job.ranks if run.job is not None else ():
+        by_place, saved = _times(rank)
+        place = max(by_place, key=lambda one: by_place[one], default=None)
+        if place is None or by_place[place] < NAMED_SHARE * sum(ms for ms, _ in rank.samples.stacks):
+            continue
+        ms, samples = by_place[place], rank.samples
+        saves = saved[place] >= NAMED_SHARE * ms
+        found.setdefault(place, []).append(
+            SlowCode(place, (rank.rank,), saves, ms, samples.long, samples.steps)
+        )
+    if not found:
+        return None
+    alike = max(found.values(), key=len)
+    ranks = tuple(one.ranks[0] for one in alike)
+    return msgspec.structs.replace(max(alike, key=lambda one: one.ms), ranks=ranks)
+
+
+def _times(rank: RankJob) -> tuple[dict[CodePlace, float], dict[CodePlace, float]]:
+    """The ms of each place in a rank's long steps, and those of them in which it writes a checkpoint."""
+    by_place: dict[CodePlace, float] = defaultdict(float)
+    saved: dict[CodePlace, float] = defaultdict(float)
+    loop = {frame.rpartition("@")[0] for frame in rank.samples.loop}
+    for ms, frames in rank.samples.stacks:
+        place = place_of_stack(frames, loop)
+        if place is not None:
+            by_place[place] += ms
+            writes = any("torch/serialization.py" in one or "safetensors" in one for one in frames)
+            saved[place] += ms * writes
+    return by_place, saved
+
+
+@run_fact(unit="text")
+def slow_steps_code(run: RunView) -> Value:
+    """The function of the script in which steps far longer than usual spend half of their time, or "none".
+
+    Sampled while they run, from 1.5 times the usual step on. Where only some ranks are in it, with them: the
+    others wait.
+    """
+    if run.job is None or not any(one.samples.stacks for one in run.job.ranks):
+        return NO_SAMPLES
+    found = slow_code(run)
+    if found is None:
+        return "none"
+    ranks = "" if len(found.ranks) == len(run.job.ranks) else f" on rank {format_ranges(found.ranks)}"
+    return f"{found.place}{ranks}"
+
+
+@run_fact(unit="bool")
+def slow_steps_save(run: RunView) -> Value:
+    """Whether what :func:`slow_steps_code` does there is to write a checkpoint."""
+    found = slow_code(run)
+    return found.saves if found is not None else NO_FUNCTION
+
+
+@run_fact(unit="ms")
+def slow_steps_code_ms(run: RunView) -> Value:
+    """What :func:`slow_steps_code` takes, spread over all steps of the rank where it takes most."""
+    found = slow_code(run)
+    return found.ms / found.steps if found is not None and found.steps else NO_FUNCTION
+
+
+@run_fact(unit="count")
+def slow_steps_sampled(run: RunView) -> Value:
+    """Steps that were sampled because they took far longer than usual (:func:`slow_steps_code`)."""
+    found = slow_code(run)
+    return found.long if found is not None else NO_FUNCTION
+
+
+@run_fact(unit="count")
+def slow_steps_counted(run: RunView) -> Value:
+    """Steps among which those of :func:`slow_steps_sampled` are."""
+    found = slow_code(run)
+    return found.steps if found is not None else NO_FUNCTION
