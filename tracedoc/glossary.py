@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 
 def limits() -> dict[str, str]:
@@ -31,8 +31,14 @@ def letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.lower()))
 
 
+class _Texts(TypedDict):
+    limits: dict[str, str]
+    words: dict[str, str | dict[str, str]]
+    spellings: dict[str, list[str]]
+
+
 @cache
-def _texts() -> dict[str, Any]:
+def _texts() -> _Texts:
     import msgspec  # `tracedoc --help` needs it not
 
-    return msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes())
+    return msgspec.yaml.decode(Path(__file__).with_suffix(".yaml").read_bytes(), type=_Texts)

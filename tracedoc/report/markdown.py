@@ -83,11 +83,11 @@ def _head(view: View) -> Iterator[str]:
     if rest:
         yield f"\n{safe(rest)}"
     if view.waterfall is not None and view.waterfall.lines:
-        yield f"\n{safe(view.run)}."
+        yield f"\n{_run(view)}."
         yield from _causes(view.waterfall)
     else:
         shares = ", ".join(f"{part.label} {format_percent(part.share)}" for part in view.segments)
-        yield f"\n{safe(view.run)}" + (f". Step: {safe(shares)}." if shares else ".")
+        yield f"\n{_run(view)}" + (f". Step: {safe(shares)}." if shares else ".")
     if view.findings:
         yield ""
     for finding in view.findings[:SHOWN_FINDINGS]:
@@ -107,6 +107,11 @@ def _causes(fall: Waterfall) -> Iterator[str]:
         if line is shown[-1] and (rest := causes[len(shown) :]):
             share = format_percent(sum(one.share for one in rest))
             yield f"| other causes | {format_ms(sum(one.ms for one in rest))} | {share} |"
+
+
+def _run(view: View) -> str:
+    """The run with its name, and when and with what it was captured."""
+    return safe("; ".join(part for part in (view.name, view.run, view.about) if part))
 
 
 def _finding_line(item: FindingView, view: View) -> str:

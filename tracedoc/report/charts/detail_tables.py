@@ -80,7 +80,7 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
         ("Arrivals apart", True, lambda row: _ms(row.arrival_spread_ms)),
         ("Mostly last", False, _last),
         ("Bus bandwidth", True, lambda row: _gbps(row.busbw_gbps)),
-        ("To expect", True, lambda row: _gbps(row.expected_gbps)),
+        ("Expected", True, lambda row: _gbps(row.expected_gbps)),
     ]
     split = (
         "wait ends when the last rank comes, and transfer begins there"
