@@ -39,6 +39,7 @@ PINNED := $(PIP) --constraint requirements/constraints.txt
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
+	@echo "tracedoc is in $(BIN): to type such commands, first: . $(BIN)/activate"
 
 test: .venv/test-installed loaders peers
 	$(BIN)/python -m pytest $(XDIST)
@@ -121,6 +122,7 @@ clean:
 	touch $@
 
 .venv/installed: pyproject.toml setup.py requirements/constraints.txt $(wildcard native/*) .venv/python
+	@echo "installing tracedoc into .venv, which takes half a minute" >&2
 	$(BIN)/python $(PINNED) --editable .
 	touch $@
 

@@ -26,7 +26,11 @@ def documents() -> list[Path]:
 
 
 def output_of(arguments: str) -> str:
-    """Return what ``tracedoc ARGUMENTS`` writes to standard output, without colours, 100 columns wide."""
+    """What ``tracedoc ARGUMENTS`` writes to standard output, without colours, 100 columns wide.
+
+    Arguments that end in ``| head -N`` give the first N lines of it.
+    """
+    arguments, _, most = arguments.partition(" | head -")
     done = subprocess.run(
         [sys.executable, "-m", "tracedoc", *shlex.split(arguments)],
         cwd=REPOSITORY,
@@ -35,7 +39,7 @@ def output_of(arguments: str) -> str:
         encoding="utf-8",
         check=True,
     )
-    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    return "\n".join(line.rstrip() for line in done.stdout.splitlines()[: int(most) if most else None])
 
 
 def refreshed(text: str) -> str:

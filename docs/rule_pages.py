@@ -18,6 +18,7 @@ if str(REPOSITORY) not in sys.path:
     sys.path.insert(0, str(REPOSITORY))
 
 from docs.facts_page import facts_page  # noqa: E402
+from docs.glossary_page import glossary_page  # noqa: E402
 from docs.rule_drawings import drawing  # noqa: E402
 from tracedoc.judge.expression import parse  # noqa: E402
 from tracedoc.judge.load import load_rules  # noqa: E402
@@ -36,7 +37,7 @@ DRAWN = "compute 0-100"  # what a case without lanes draws: nothing to show
 
 def pages() -> dict[str, str]:
     """The text of every page and drawing, by its place in the site."""
-    found = {"facts.md": facts_page()}
+    found = {"facts.md": facts_page(), "glossary.md": glossary_page()}
     rules = load_rules()
     cases = {rule.id: _cases(rule.id) for rule in rules}
     for rule in rules:

@@ -18,7 +18,7 @@ from tests.golden import REFRESH, ROOT, answers, runs
 from tracedoc.cli import main
 from tracedoc.diagnosis import Fix
 from tracedoc.facts.catalog import CATALOG
-from tracedoc.glossary import answer_words, limits
+from tracedoc.glossary import limits, words
 from tracedoc.judge.load import load_rules
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import fill, placeholders
@@ -91,7 +91,7 @@ def test_no_banned_word_stands_in_what_users_read() -> None:
         texts |= {str(path): [path.read_text(encoding="utf-8")] for path in (ROOT / folder).rglob(pattern)}
     texts |= {path.name: [path.read_text(encoding="utf-8")] for path in GOLDEN}
     texts |= {f"limit {code}": [text] for code, text in limits().items()}
-    texts |= {f"word {word}": [text] for word, text in answer_words().items()}
+    texts |= {f"word {word}": list(meaning.values()) for word, meaning in words().items()}
     found = {name: [one for text in listed for one in banned_in(text)] for name, listed in texts.items()}
     assert {name: words for name, words in found.items() if words} == {}
 
@@ -105,14 +105,6 @@ def test_no_definition_shows_markup() -> None:
     assert [
         name for name, fact in CATALOG.items() if "``" in fact.doc or re.search(r":\w+:`", fact.doc)
     ] == []
-
-
-@pytest.mark.parametrize("word", sorted(answer_words()))
-def test_words_of_an_answer_are_explained(word: str) -> None:
-    result = CliRunner().invoke(main, ["explain", word])
-    assert result.exit_code == 0
-    assert f"{word}  (word of an answer)" in result.stdout
-    assert answer_words()[word].endswith(".")
 
 
 @pytest.mark.parametrize("rule", [rule.id for rule in RULES])

@@ -22,6 +22,7 @@ from tracedoc.cli import COMMANDS, main
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.errors import InputError
+from tracedoc.report.render import render
 from tracedoc.trace.reader import reader_name
 
 
@@ -206,8 +207,21 @@ def test_missing_file_is_named(pipeline: Pipeline):
 def test_diagnosis_given_as_a_trace_is_recognised(pipeline: Pipeline, saved: str):
     assert error_of(run("diagnose", saved)) == [
         f"error: {saved} is a diagnosis, not a trace",
-        f"hint: to show it: tracedoc report {saved} -o report.html",
+        f"hint: to show it: tracedoc report {saved}",
     ]
+
+
+def test_page_given_as_a_trace_is_recognised(tmp_path: Path):
+    page = tmp_path / "report.html"
+    page.write_text(render(sharded(), "html"), encoding="utf-8")
+    assert error_of(run("diagnose", str(page))) == [
+        f"error: {page} is a diagnosis, not a trace",
+        f"hint: to show it: tracedoc report {page}",
+    ]
+
+
+def test_no_summary_of_a_command_is_cut():
+    assert "..." not in run("--help").stdout.partition("Commands:")[2]
 
 
 def test_input_is_never_replaced(pipeline: Pipeline, trace: str):

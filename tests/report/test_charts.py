@@ -18,7 +18,7 @@ from tracedoc.charts import (
     Waits,
 )
 from tracedoc.diagnosis import FactRecord, Gain, KernelRow, Verdict
-from tracedoc.report.charts.bars import AfterBar, gain_bar
+from tracedoc.report.charts.bars import RangeBar, gain_bar
 from tracedoc.report.charts.detail_tables import (
     MOST_LETTERS,
     grouped_values,
@@ -228,11 +228,11 @@ def test_kernels_are_grouped_with_shares_of_all():
     assert copy.percent == 30.0
 
 
-def test_gain_bars_leave_what_remains_of_the_step():
+def test_gain_bars_show_what_is_saved_of_the_step():
     gain = Gain(10.0, 90.0, "ceiling")
-    # 10 to 90 of 400 ms: in the best case 310 remain, then up to 390.
-    assert gain_bar(gain, 400.0) == AfterBar(77.5, 20.0)
-    assert gain_bar(replace(gain, likely_ms=50.0), 400.0) == AfterBar(87.5, 10.0)
+    # 10 to 90 of 400 ms.
+    assert gain_bar(gain, 400.0) == RangeBar(2.5, 20.0)
+    assert gain_bar(replace(gain, mean_step_ms=500.0), 400.0) == RangeBar(2.0, 16.0)
     assert gain_bar(gain, 0.0) is None
     assert gain_bar(None, 400.0) is None
 

@@ -233,3 +233,16 @@ def test_parts_of_the_page_stand_in_the_order_of_their_links():
     assert [a.get("id") for tag, a in page("healthy").elements if tag == "h2"] == [
         "budget", "findings", "ranks", "verdicts", "facts",
     ]  # fmt: skip
+
+
+def test_head_and_title_name_the_run_and_when_it_was_captured() -> None:
+    run = replace(sharded().run, sources=("runs/monday/rank-0.json",), captured_at="2026-02-03T04:05:06Z")
+    page = render_html(build_view(replace(sharded(), run=run), redact=True))
+    assert "<title>monday: Straggler" in page
+    assert "<strong>monday</strong>, captured 2026-02-03 04:05 UTC" in page
+
+
+def test_what_stands_between_backticks_is_code() -> None:
+    found = replace(sharded().findings[0], message="late in `f` (`a<b>.py:3`)")
+    page = render_html(build_view(replace(sharded(), findings=(found,))))
+    assert "late in <code>f</code> (<code>a&lt;b&gt;.py:3</code>)" in page

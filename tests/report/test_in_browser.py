@@ -12,6 +12,7 @@ import pytest
 
 from tests.example_diagnoses import DIAGNOSES
 from tracedoc.report.render import write_report
+from tracedoc.report.words import STATES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -153,6 +154,31 @@ def test_search_leaves_what_holds_the_words(browser: Any, pages: Path) -> None:
     page.locator("#search").fill("")
     assert page.locator(".away").count() == 0
     assert page.locator("details:has(#verdicts)").get_attribute("open") is None
+
+
+def test_enter_goes_from_hit_to_hit_of_a_search(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html", viewport={"width": 1280, "height": 500})
+    search = page.locator("#search")
+    search.fill("low-mfu")
+    search.press("Enter")
+    search.press("Enter")
+    assert page.locator("#matches").inner_text() == "2 of 2"
+    box = page.locator(".hit").bounding_box()
+    assert 0 <= box["y"] <= 500
+    search.press("Enter")
+    assert page.locator("#matches").inner_text() == "1 of 2"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_causes_of_idle_time_have_colours_of_their_own(browser: Any, pages: Path, scheme: str) -> None:
+    page, _ = opened(browser, pages / "sharded.html", color_scheme=scheme)
+    keys = [key for key, _ in STATES.values()]
+    seen = page.evaluate(
+        "(keys) => keys.map((key) => { const one = document.createElement('i'); one.className = key;"
+        " document.body.append(one); return getComputedStyle(one).backgroundColor; })",
+        keys,
+    )
+    assert len(set(seen)) == len(keys)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
 from tests.golden import REFRESH
+from tracedoc.diagnosis import KernelRow
+from tracedoc.predicted import Predicted, ReplayReport
 from tracedoc.report.terminal import bar_cells, render_text, to_ascii
 from tracedoc.report.view import Segment, build_view
 
@@ -45,7 +47,7 @@ def test_lines_fit_the_terminal_but_for_code_and_the_command(name: str, width: i
     too_wide = [
         line for line in lines if len(line) > width and line.strip() not in {part.strip() for part in code}
     ]
-    assert not [line for line in too_wide if "script" not in line]
+    assert not [line for line in too_wide if "script" not in line and ": tracedoc explain" not in line]
 
 
 def test_colour_is_only_there_when_asked_for():
@@ -100,3 +102,27 @@ def test_bar_stays_readable_in_ascii():
 def test_report_reads_like_its_golden_file(name: str):
     golden = Path(__file__).parent / "golden" / f"{name}.txt"
     assert shown(name) == golden.read_text(encoding="utf-8"), REFRESH
+
+
+def test_top_lists_so_many_kernels_and_collectives_with_most_time_first() -> None:
+    diagnosis = DIAGNOSES["sharded"]()
+    kernels = tuple(KernelRow(f"kernel_{n}", "gemm", n, float(n)) for n in (1, 3, 2))
+    view = build_view(replace(diagnosis, detail=replace(diagnosis.detail, kernels=kernels)))
+    text = render_text(view, next_command=NEXT, top=2)
+    assert [line.split()[0] for line in text.splitlines() if line.startswith("kernel_")] == [
+        "kernel_3",
+        "kernel_2",
+    ]
+    assert "\nKernels  " not in render_text(view, next_command=NEXT)
+
+
+def test_a_replayed_fix_is_followed_by_the_command_that_replays_it() -> None:
+    diagnosis = DIAGNOSES["sharded"]()
+    predicted = Predicted("gather-ahead units=2", (78.0, 80.0, 82.0), (3.0, 5.0, 7.0), "compute", "high")
+    fix = replace(diagnosis.findings[0].fixes[0], replays="gather-ahead units=2", predicted=predicted)
+    findings = (replace(diagnosis.findings[0], fixes=(fix,)), *diagnosis.findings[1:])
+    replay = ReplayReport("used", step_ms=85.0)
+    view = build_view(replace(diagnosis, findings=findings, replay=replay))
+    assert "\n   try   tracedoc whatif runs/a 'gather-ahead units=2'\n" in render_text(
+        view, next_command=NEXT, run="runs/a"
+    )

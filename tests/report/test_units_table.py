@@ -49,7 +49,21 @@ def test_terminal_shows_the_units_that_stall_most_beside_a_finding_about_shardin
         line.split() for line in text_of(with_units(*rows)).splitlines() if line.strip().startswith("layers.")
     ]
     assert [line[0] for line in shown] == [f"layers.{k}" for k in (8, 7, 6, 5, 4, 3)]
-    assert shown[0][1:] == ["forward", "256", "MiB", "-30", "ms", "2", "ms", "8", "ms", "8", "ms"]
+    assert shown[0][1:] == [
+        "forward",
+        "256",
+        "MiB",
+        "-30",
+        "ms",
+        "2.5",
+        "ms",
+        "2",
+        "ms",
+        "8",
+        "ms",
+        "8",
+        "ms",
+    ]
 
 
 def test_terminal_keeps_the_table_back_where_no_finding_is_about_sharding() -> None:

@@ -187,7 +187,8 @@ def test_a_folder_of_runs_is_not_one_run(tmp_path: Path) -> None:
     for name in ("monday", "tuesday"):
         put(tmp_path / name, "rank-0.json")
         put(tmp_path / name, "manifest.json", text=one_rank(0))
-    with pytest.raises(InputError, match="holds 2 runs") as caught:
+    put(tmp_path / "without-manifest", "rank-0.json")
+    with pytest.raises(InputError, match="holds 3 runs") as caught:
         discover([str(tmp_path)])
     assert str(tmp_path) in caught.value.hint
 

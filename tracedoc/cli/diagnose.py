@@ -46,6 +46,7 @@ def diagnose(
     fail_on: str | None,
     budgets: tuple[str, ...],
     verdicts: bool,
+    top: int,
     redact: bool | None,
     browse: bool,
     reading: Reading,
@@ -63,6 +64,7 @@ def diagnose(
       tracedoc diagnose runs/a -o - -o report.html -o diagnosis.json
       tracedoc diagnose runs/a --open                  the page, in a browser
       tracedoc diagnose runs/a -f json | jq .findings
+      tracedoc diagnose runs/a --top 10                with kernels and collectives
       tracedoc diagnose runs/a --fail-on warning       in a pipeline
       tracedoc diagnose runs/a --budget 'step_ms <= 420'
       tracedoc diagnose runs/a -f markdown             for a pull request
@@ -86,7 +88,8 @@ def diagnose(
     )
     result = run_pipeline(paths, options)
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])
-    write(result, places, command=command, verdicts=verdicts, redact=redact, browse=browse)
+    run = shlex.quote(paths[0]) if command and len(paths) == 1 else "RUN"
+    write(result, places, command=command, run=run, verdicts=verdicts, top=top, redact=redact, browse=browse)
     level = fail_on or config.fail_on
     count = _gating(result, level) if level else 0
     if count:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
 from textwrap import fill, indent
 from typing import TYPE_CHECKING
 
@@ -13,7 +16,7 @@ from click.shell_completion import CompletionItem
 from tracedoc.cli.output import format_option, json_text, quiet_option, text_width, to_stdout
 from tracedoc.cli.reading import rules_option
 from tracedoc.errors import TracedocError
-from tracedoc.glossary import answer_words, limits, plan_words
+from tracedoc.glossary import letters, limits, spellings, words
 
 if TYPE_CHECKING:
     from tracedoc.facts.catalog import Fact
@@ -27,7 +30,7 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     return [CompletionItem(name) for name in _all_names(*_known(())) if name.startswith(incomplete)]
 
 
-@click.command()
+@click.command(short_help="Explain a rule, a fact, a cause, a limit, or any word.")
 @click.argument("name", shell_complete=_names)
 @click.argument("run", nargs=-1, metavar="[RUN]...")
 @rules_option()
@@ -36,9 +39,10 @@ def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
 def explain(
     name: str, run: tuple[str, ...], rule_directories: tuple[str, ...], report_format: str | None
 ) -> None:
-    """Explain a rule, a fact, a cause, a limit, or a word of an answer or a plan.
+    """Explain a rule, a fact, a cause, a limit, or a word, however it is spelled.
 
-    With a run, a rule shows its numbers of that run, and all fixes that fit its framework.
+    With a run, a rule shows its numbers of that run, and all fixes that fit its framework. Two words are
+    compared.
 
     \b
     Examples:
@@ -47,18 +51,28 @@ def explain(
       tracedoc explain link.transfer            a cause: what it is, who names it
       tracedoc explain no-complete-step         a limit: what it takes away
       tracedoc explain launch-bound             a word of an answer
-      tracedoc explain zero-3                   a word of plans: what it costs
+      tracedoc explain ZeRO-2 ZeRO-3            two words, compared
       tracedoc explain input-stall runs/a       a rule, with the numbers of a run
       tracedoc explain tiny-batch -f json | jq .rule.when
     """
     rules, facts = _known(rule_directories)
+    names = _all_names(rules, facts)
+    if run and _spelled(" ".join((name, *run)), names):
+        name, run = " ".join((name, *run)), ()
+    same = _spelled(name, names)
+    other = _spelled(run[0], words()) if len(run) == 1 and not Path(run[0]).exists() else []
+    if other and (word := _spelled(name, words())):
+        _compare(word[0], other[0], report_format)
+        return
     if run:
-        _explain_in(name, run, rules, rule_directories, report_format)
+        _explain_in(
+            same[0] if same and name not in same else name, run, rules, rule_directories, report_format
+        )
         return
     # A guard may share its name with its limit; then both are explained.
-    found = list(_meanings(name, rules, facts))
+    found = [meaning for one in same for meaning in _meanings(one, rules, facts)]
     if not found:
-        raise _unknown(name, _all_names(rules, facts))
+        raise _unknown(name, names)
     if report_format == "json":
         to_stdout(json_text({kind: data for kind, data, _ in found}), "json")
         return
@@ -92,7 +106,7 @@ def _explain_in(
         said = [one for one in diagnosis.verdicts if one.rule_id == name]
         to_stdout(json_text({"findings": found, "verdicts": said}), "json")
         return
-    to_stdout(render_rule(build_view(diagnosis), name, width=text_width()))
+    to_stdout(render_rule(build_view(diagnosis), name, run=shlex.join(run), width=text_width()))
 
 
 def _meanings(
@@ -118,11 +132,8 @@ def _meanings(
         yield "cause", {"causes": causes, "rules": [rule.id for rule in named]}, _cause(name, causes, named)
     if name in limits():
         yield "limit", limits()[name], f"{name}  (limit)\n\n{_paragraph(limits()[name])}\n"
-    if name in answer_words():
-        text = f"{name}  (word of an answer)\n\n{_paragraph(answer_words()[name])}\n"
-        yield "word", answer_words()[name], text
-    elif name in plan_words():
-        yield "word", plan_words()[name], plan_words()[name]
+    if name in words():
+        yield "word", words()[name], _word(name, words()[name])
 
 
 def _is_part(cause: str, family: str) -> bool:
@@ -149,13 +160,23 @@ def _all_names(rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[str
     from tracedoc.ledger import CAUSE_IDS
 
     aliases = [alias for rule in rules.values() for alias in rule.aliases]
-    return [*rules, *facts, *dict.fromkeys(aliases), *limits(), *plan_words(), *answer_words(), *CAUSE_IDS]
+    return list(dict.fromkeys((*rules, *facts, *aliases, *limits(), *words(), *CAUSE_IDS)))
+
+
+def _spelled(name: str, known: Collection[str]) -> list[str]:
+    """Those of the known names that this one is in any spelling, else those that it is the plural of."""
+    short = letters(name)
+    for wanted in (short, short.removesuffix("s")):
+        also = [word for word, others in spellings().items() if wanted in map(letters, others)]
+        if found := [one for one in known if letters(one) == wanted or one in also]:
+            return found
+    return []
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:
-    near = difflib.get_close_matches(name.replace("_", "-"), [word.replace("_", "-") for word in known], n=1)
-    if near:
-        word = next(word for word in known if word.replace("_", "-") == near[0])
+    near = {letters(word): word for word in (*chain(*spellings().values()), *known)}
+    if found := difflib.get_close_matches(letters(name), near, n=1):
+        word = shlex.quote(near[found[0]])
         return TracedocError(f"nothing is called {name!r}", f"did you mean: tracedoc explain {word}")
     return TracedocError(f"nothing is called {name!r}", "names of rules: tracedoc rules list")
 
@@ -227,6 +248,29 @@ def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _word(name: str, meaning: Mapping[str, str]) -> str:
+    """A word: what it is, and a line for whatever else is told of it."""
+    lines = [f"{name}  (word)", "", _paragraph(meaning["Is"])]
+    rest = [_paragraph(text, label=f"{label:9}") for label, text in meaning.items() if label != "Is"]
+    return "\n".join([*lines, *([""] if rest else []), *rest]) + "\n"
+
+
+def _compare(one: str, other: str, report_format: str | None) -> None:
+    """Print two words, label by label."""
+    both = {name: words()[name] for name in (one, other)}
+    if report_format == "json":
+        to_stdout(json_text(both), "json")
+        return
+    width = max(map(len, both)) + 4
+    lines = [f"{one} and {other}"]
+    for label in dict.fromkeys(label for meaning in both.values() for label in meaning):
+        lines += ["", label] + [
+            _paragraph(meaning.get(label, "-"), label=f"  {name}".ljust(width))
+            for name, meaning in both.items()
+        ]
+    to_stdout("\n".join(lines) + "\n")
+
+
 def _fact(fact: Fact) -> str:
     lines = [f"{fact.name}  (fact, unit {fact.unit}, one value a {fact.scope})", "", fact.doc]
     needs, uses = sorted(fact.needs), [one.name for one in fact.uses]
@@ -239,8 +283,9 @@ def _fact(fact: Fact) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _paragraph(text: str, margin: int = 0, *, hang: int | None = None) -> str:
-    first, later = " " * margin, " " * (margin if hang is None else hang)
+def _paragraph(text: str, margin: int = 0, *, hang: int | None = None, label: str = "") -> str:
+    """The text, wrapped; a ``label`` stands before it, and later lines begin under its end."""
+    first, later = label or " " * margin, " " * (len(label) or (margin if hang is None else hang))
     return fill(
         " ".join(text.split()),
         text_width(),

@@ -93,6 +93,13 @@ _OPTIONS = (
     output_option(".html, .json, .txt, .md, .sarif, .xml (JUnit), .perfetto.json.gz, .png, .svg or .pdf"),
     click.option("--verdicts", is_flag=True, help="List what every rule said, with its numbers."),
     click.option(
+        "--top",
+        type=click.IntRange(min=0),
+        default=0,
+        metavar="N",
+        help="List the N kernels and collectives that take most time.",
+    ),
+    click.option(
         "--redact/--no-redact",
         default=None,
         help="Hide host names and absolute paths. [in all but text and json]",
@@ -164,7 +171,9 @@ def write(
     places: Sequence[Target],
     *,
     command: str,
+    run: str = "RUN",
     verdicts: bool = False,
+    top: int = 0,
     redact: bool | None = None,
     browse: bool = False,
 ) -> None:
@@ -189,8 +198,10 @@ def write(
             report_format,
             redact=redact,
             command=command,
+            run=run,
             page_written=page_written,
             verdicts=verdicts,
+            top=top,
             width=width,
             color=color,
         )

@@ -152,17 +152,13 @@ def _check_input(path: str) -> None:
         raise InputError(f"{path or repr(path)} does not exist", "give a trace file or the folder of a run")
     if os.path.isfile(path) and is_diagnosis(path):
         shown = shlex.quote(path)
-        raise InputError(
-            f"{path} is a diagnosis, not a trace", f"to show it: tracedoc report {shown} -o report.html"
-        )
+        raise InputError(f"{path} is a diagnosis, not a trace", f"to show it: tracedoc report {shown}")
 
 
 def is_diagnosis(path: str) -> bool:
-    """Whether a file is a diagnosis that tracedoc wrote as JSON."""
+    """Whether a file is a diagnosis that tracedoc wrote, as JSON or as a page."""
     try:
-        with open(path, "rb") as file:
-            begins = _begins_as_diagnosis(file.read(200))
-        return begins and diagnosis_in(path) is not None
+        return holds_diagnosis(path) and diagnosis_in(path) is not None
     except (OSError, TracedocError):
         return False  # the reader will say what is wrong with it
 

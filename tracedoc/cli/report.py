@@ -14,7 +14,7 @@ from tracedoc.cli.reading import diagnosis_of
 from tracedoc.errors import InputError
 
 
-@click.command()
+@click.command(short_help="Show a diagnosis that was saved as JSON or as a page.")
 @click.argument("diagnosis", metavar="DIAGNOSIS", shell_complete=files)
 @report_options
 @quiet_option
@@ -23,6 +23,7 @@ def report(
     report_format: str | None,
     outputs: tuple[str, ...],
     verdicts: bool,
+    top: int,
     redact: bool | None,
     browse: bool,
 ) -> None:
@@ -43,6 +44,7 @@ def report(
         places,
         command="" if diagnosis == "-" else shlex.join(["tracedoc", "report", diagnosis]),
         verdicts=verdicts,
+        top=top,
         redact=redact,
         browse=browse,
     )

@@ -26,6 +26,12 @@ HATCHES = {
     "input": "----",
     "launch": "oo",
     "delay": "OO",
+    "unclear": "..",
+    "gc": "**",
+    "loading": "xx",
+    "operator": "//",
+    "compile": "++",
+    "allocator": "--",
     "sync": "\\\\\\\\",
 }
 """Patterns by the page's names of colours: of those that are alike in grey, one has a pattern."""

@@ -83,11 +83,11 @@ def _head(view: View) -> Iterator[str]:
     if rest:
         yield f"\n{safe(rest)}"
     if view.waterfall is not None and view.waterfall.lines:
-        yield f"\n{safe(view.run)}."
+        yield f"\n{_run(view)}."
         yield from _causes(view.waterfall)
     else:
         shares = ", ".join(f"{part.label} {format_percent(part.share)}" for part in view.segments)
-        yield f"\n{safe(view.run)}" + (f". Step: {safe(shares)}." if shares else ".")
+        yield f"\n{_run(view)}" + (f". Step: {safe(shares)}." if shares else ".")
     if view.findings:
         yield ""
     for finding in view.findings[:SHOWN_FINDINGS]:
@@ -109,9 +109,14 @@ def _causes(fall: Waterfall) -> Iterator[str]:
             yield f"| other causes | {format_ms(sum(one.ms for one in rest))} | {share} |"
 
 
+def _run(view: View) -> str:
+    """The run with its name, and when and with what it was captured."""
+    return safe("; ".join(part for part in (view.name, view.run, view.about) if part))
+
+
 def _finding_line(item: FindingView, view: View) -> str:
     finding = item.finding
-    gain = f": {safe(item.gain)}" if item.gain else ""
+    gain = f": saves {safe(item.gain)}" if item.gain else ""
     line = f"**{safe(finding.title)}** ({finding.severity}){gain}"
     if item.fixes:
         line += f". {safe(item.fixes[0].title)}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from tracedoc.diagnosis import Diagnosis, FactRecord
 from tracedoc.errors import Failures, failure
@@ -65,6 +65,7 @@ from tracedoc.units import (
 )
 
 _TEMPLATES = Path(__file__).parent / "templates"
+_BACKTICKS = re.compile(r"`([^`]+)`")
 _QUANTITY = re.compile(r"(\d) (%|[num]?s\b|[KMGT]i?B\b|GB/s)")
 
 MOST_STEPS_CARRIED = 20_000
@@ -126,7 +127,11 @@ def render_html(view: View) -> str:
         "steps": contain("the steps", lambda: steps_of_ranks(diagnosis), ()),
         "drawing": drawing,
         "place": contain("the place to look", lambda: place_to_look(view), ""),
-        "plan": contain("the plan", lambda: tuple(plan_rows(diagnosis.plan)), ()),
+        "plan": contain(
+            "the plan",
+            lambda: tuple(plan_rows(diagnosis.plan)),
+            (),
+        ),
         "causes": contain("what costs the step", lambda: tuple(_causes(view)), ()),
         "data": _data(diagnosis),
         "script": _script()[0],
@@ -190,6 +195,7 @@ def _template(name: str) -> Template:
         instances=instances_text,
         holds=holds_text,
         line=one_line,
+        code=_code,
         budget=budget_words,
         predicted=predicted_words,
         unbroken=_unbroken,
@@ -219,6 +225,11 @@ def _sentences(summary: str) -> tuple[str, str]:
 def _unbroken(text: str) -> str:
     """Return a text in which no line ends within an arrow, or between a number and its unit."""
     return _QUANTITY.sub("\\1\u00a0\\2", text).replace("->", "-\u2060>")
+
+
+def _code(text: str) -> Markup:
+    """A line in which what stands between backticks is code."""
+    return Markup(_BACKTICKS.sub(r"<code>\1</code>", str(escape(_unbroken(one_line(text))))))
 
 
 def _is_link(url: str) -> bool:

@@ -85,15 +85,17 @@ def render_pieces(
     *,
     redact: bool | None = None,
     command: str = "",
+    run: str = "RUN",
     page_written: bool = False,
     verdicts: bool = False,
+    top: int = 0,
     width: int = 0,
     color: bool = False,
 ) -> Iterator[str]:
     """Yield the text of :func:`render` in pieces: the JSON of many ranks is never held as a whole.
 
     The others are for text. ``command`` is the one that gave the answer, empty where it cannot be repeated;
-    for ``verdicts``, ``width`` and ``color`` see :func:`tracedoc.report.terminal.render_text`.
+    for ``run`` and what follows see :func:`tracedoc.report.terminal.render_text`.
     """
     hide = report_format in _REDACTED_BY_DEFAULT if redact is None else redact
     if report_format == "json":
@@ -108,7 +110,9 @@ def render_pieces(
     from tracedoc.report.terminal import render_text
 
     following = _next_command(view, command, page_written=page_written, verdicts=verdicts)
-    yield render_text(view, next_command=following, verdicts=verdicts, width=width, color=color)
+    yield render_text(
+        view, next_command=following, run=run, verdicts=verdicts, top=top, width=width, color=color
+    )
 
 
 def _next_command(view: View, command: str, *, page_written: bool, verdicts: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from functools import partial
 from io import StringIO
@@ -14,6 +15,8 @@ from rich.text import Text
 from tracedoc.diagnosis import Fix, Verdict
 from tracedoc.errors import failure
 from tracedoc.judge.fixes import framework_name
+from tracedoc.report.charts.detail_tables import Table as Cells
+from tracedoc.report.charts.detail_tables import collective_table, kernel_table, phase_table, unit_table
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
     FindingView,
@@ -22,15 +25,20 @@ from tracedoc.report.view import (
     budget_words,
     holds_text,
     instances_text,
-    phase_name,
     side_text,
 )
 from tracedoc.report.waterfall import IDEAL, TODAY
 from tracedoc.report.words import resource_name
-from tracedoc.units import format_bytes, format_ms, format_percent, format_step_change
+from tracedoc.units import format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
 """The page has the table of all units; the terminal shows the worst."""
+
+UNIT_COLUMNS = ("Unit", "Pass", "Size", "Launch lag", "Gather", "Transfer", "Compute beside", "Stall")
+COLLECTIVE_COLUMNS = (
+    "Operation", "Ranks", "Calls", "Median size", "Time", "Exposed", "Wait", "Transfer", "Bus bandwidth"
+)  # fmt: skip
+"""Those of the page's columns that a terminal has room for."""
 
 WATERFALL_WIDTH = 20
 
@@ -58,24 +66,37 @@ _ASCII = str.maketrans({"█": "#", "▓": "=", "▒": "~", "░": ":", "·": ".
 
 
 def render_text(
-    view: View, *, next_command: str, verdicts: bool = False, width: int = 0, color: bool = False
+    view: View,
+    *,
+    next_command: str,
+    run: str = "RUN",
+    verdicts: bool = False,
+    top: int = 0,
+    width: int = 0,
+    color: bool = False,
 ) -> str:
     """Return the report as text; without ``color`` it holds no escape sequence.
 
     ``width`` 0 means a pipe: the answer then stays on one line, so that ``head -1`` is the whole answer.
-    ``verdicts`` adds what every rule said, with its comparisons.
+    ``verdicts`` adds what every rule said, with its comparisons, ``top`` so many kernels and collectives.
+    ``run`` is how commands name the run.
     """
     console = text_console(width, color=color)
     console.print(Text(one_line(view.diagnosis.summary), "bold"), soft_wrap=not width)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
     for name, show in SECTIONS.items():
         if name != ("what rules said" if verdicts else "verdicts"):
-            _safely(console, name, show, view)
+            _safely(console, name, partial(show, run=run) if show is _findings else show, view)
+        if top and name == "sharded units":
+            _safely(console, "kernels and collectives", partial(_top, most=top), view)
     return printed_text(console, next_command)
 
 
-def render_rule(view: View, name: str, *, width: int = 0) -> str:
-    """What a rule, or those that tell a cause, say of a run: findings with all fitting fixes, or why not."""
+def render_rule(view: View, name: str, *, run: str, width: int = 0) -> str:
+    """What a rule, or those that tell a cause, say of a run: findings with all fitting fixes, or why not.
+
+    ``run`` is how the next command names the run.
+    """
     console = text_console(width, color=False)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
     replay, ledger = view.diagnosis.replay, view.diagnosis.ledger
@@ -85,7 +106,7 @@ def render_rule(view: View, name: str, *, width: int = 0) -> str:
     mine = [one for one in view.findings if one.finding.rule_id in names]
     for finding in mine:
         console.print()
-        _finding(console, finding, step_ms, whole=True)
+        _finding(console, finding, step_ms, run, whole=True)
     if not mine:
         console.print()
         verdicts = [one for one in view.diagnosis.verdicts if one.rule_id == name]
@@ -94,7 +115,7 @@ def render_rule(view: View, name: str, *, width: int = 0) -> str:
         if not verdicts:
             ms = sum(one.share_ms for one in causes)
             console.print(Text(f"{name} costs {format_ms(ms)} of the step."))
-    return printed_text(console, f"tracedoc explain {name}")
+    return printed_text(console, f"tracedoc {'whatif' if mine else 'diagnose'} {run}")
 
 
 def _safely(console: Console, name: str, show: Callable[[Console, View], None], view: View) -> None:
@@ -179,16 +200,23 @@ def _aligned(*, numbers: int, gap: int = 2) -> Table:
 
 
 def _phases(console: Console, view: View) -> None:
+    """Show which phase leaves communication exposed, where any does."""
     phases = view.diagnosis.detail.phases
-    if not phases:
-        return
-    console.print()
-    titles = ["lasts", "compute"] + (["communication", "exposed"] if any(p.comm_ms for p in phases) else [])
-    rows = _aligned(numbers=len(titles), gap=3)
-    rows.add_row(Text("Phases", "bold"), *(Text(title, "dim") for title in titles))
-    for phase in phases:
-        times = (phase.span_ms, phase.compute_ms, phase.comm_ms, phase.exposed_comm_ms)[: len(titles)]
-        rows.add_row(one_line(phase_name(phase.phase)), *(format_ms(time) for time in times))
+    table = phase_table(phases)
+    if table is not None and any(phase.exposed_comm_ms for phase in phases):
+        console.print()
+        _cells(console, "Phases", table, "what each launched")
+
+
+def _cells(console: Console, title: str, table: Cells, beside: str) -> None:
+    """A table of the page as text, with a title and words beside it."""
+    console.print(Text.assemble((title, "bold"), (f"  {beside}", "dim")))
+    rows = Table.grid(padding=(0, 2))
+    for position, number in enumerate(table.numbers):
+        rows.add_column(justify="right" if number else "left", no_wrap=position > 0, overflow="fold")
+    rows.add_row(*(Text(name.lower(), "dim") for name in table.titles))
+    for row in table.rows:
+        rows.add_row(*map(Text, row))
     console.print(rows)
 
 
@@ -219,21 +247,25 @@ def _budgets(console: Console, view: View) -> None:
     console.print()
 
 
-def _findings(console: Console, view: View) -> None:
+def _findings(console: Console, view: View, *, run: str) -> None:
     replay = view.diagnosis.replay
     step_ms = replay.step_ms if replay is not None else None
     if view.findings:
         heading(console, "Findings")
     for finding in view.findings:
-        show = partial(_shown_finding, finding=finding, step_ms=step_ms)
+        show = partial(_shown_finding, finding=finding, step_ms=step_ms, run=run)
         _safely(console, finding.finding.rule_id, show, view)
 
 
-def _shown_finding(console: Console, _: View, *, finding: FindingView, step_ms: float | None) -> None:
-    _finding(console, finding, step_ms)
+def _shown_finding(
+    console: Console, _: View, *, finding: FindingView, step_ms: float | None, run: str
+) -> None:
+    _finding(console, finding, step_ms, run)
 
 
-def _finding(console: Console, view: FindingView, step_ms: float | None, *, whole: bool = False) -> None:
+def _finding(
+    console: Console, view: FindingView, step_ms: float | None, run: str, *, whole: bool = False
+) -> None:
     """Show a finding with its first fix, or ``whole`` with its reasoning and every fix that fits."""
     finding = view.finding
     style = _STYLES.get(finding.severity, "bold")
@@ -256,17 +288,18 @@ def _finding(console: Console, view: FindingView, step_ms: float | None, *, whol
     if view.gain and predicted is None:
         _hanging(console, 9, "saves", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
     for fix in view.fixes if whole else view.fixes[:1]:
-        _fix(console, fix, step_ms)
+        _fix(console, fix, step_ms, run)
     others = 0 if whole else len(view.fixes) - 1
     more = ["why"] if finding.why and not first else []
     if others > 0:
         more.append(f"{others} other fix{'es' * (others > 1)}")
     if more:
-        _hanging(console, 9, "more", Text(f"{', '.join(more)}: tracedoc explain {finding.rule_id}", "dim"))
+        command = f"tracedoc explain {finding.rule_id}{f' {run}' if others > 0 else ''}"
+        _command(console, "more", f"{', '.join(more)}: {command}")
     console.print()
 
 
-def _fix(console: Console, fix: Fix, step_ms: float | None) -> None:
+def _fix(console: Console, fix: Fix, step_ms: float | None, run: str) -> None:
     name = framework_name(one_line(fix.framework))
     _hanging(console, 9, "fix", Text.assemble(one_line(fix.title), (f" ({name})" if name else "", "dim")))
     if fix.advice:
@@ -279,6 +312,14 @@ def _fix(console: Console, fix: Fix, step_ms: float | None) -> None:
         limit = f", then limited by {resource_name(fix.predicted.then_limited_by)}"
         provided = _provided("; ".join(fix.predicted.assumptions))
         _hanging(console, 9, "step", Text.assemble((words, "green"), limit, provided))
+        if fix.replays:
+            command = f"tracedoc whatif {run} {shlex.quote(one_line(fix.replays))}"
+            _command(console, "try", command)
+
+
+def _command(console: Console, label: str, command: str) -> None:
+    """A command beside a label, on one line: one that is wrapped cannot be pasted."""
+    console.print(Text(f"   {label:6}{command}", "dim"), soft_wrap=True)
 
 
 def _provided(assumptions: str) -> str:
@@ -287,31 +328,27 @@ def _provided(assumptions: str) -> str:
 
 def _units(console: Console, view: View) -> None:
     """Show the units that stall most, where a finding is about sharding."""
-    listed = view.diagnosis.detail.units
     about = any(one.finding.topic == "sharding" for one in view.findings)
-    stalled = [row for row in listed if row.stall_ms]
-    if not about or not stalled:
-        return
+    stalled = [row for row in view.diagnosis.detail.units if row.stall_ms]
     stalled = sorted(stalled, key=lambda row: -(row.stall_ms or 0.0))[:SHOWN_UNITS]
-    console.print(
-        Text.assemble(("Sharded units", "bold"), ("  those that stall most; medians a step", "dim"))
-    )
-    rows = Table.grid(padding=(0, 2))
-    heads = ("unit", "pass", "size", "launch lag", "transfer", "compute beside", "stall")
-    for position in range(len(heads)):
-        rows.add_column(justify="left" if position < 2 else "right", no_wrap=position > 0)
-    rows.add_row(*(Text(head, "dim") for head in heads))
-    for row in stalled:
-        transfer = row.transfer_ms if row.transfer_ms is not None else row.gather_ms
-        times = (row.launch_lag_ms, transfer, row.compute_beside_ms, row.stall_ms)
-        rows.add_row(
-            Text(one_line(row.name)),
-            row.phase,
-            format_bytes(row.nbytes) if row.nbytes is not None else "",
-            *(format_ms(ms) if ms is not None else "" for ms in times),
-        )
-    console.print(Padding(rows, (0, 0, 0, 3)))
-    console.print()
+    table = unit_table(stalled)
+    if about and table is not None:
+        _cells(console, "Sharded units", table.only(UNIT_COLUMNS), "those that stall most; medians a step")
+        console.print()
+
+
+def _top(console: Console, view: View, *, most: int) -> None:
+    """Show the kernels and the collectives that take most time of the analysed step."""
+    detail = view.diagnosis.detail
+    kernels = kernel_table(detail.kernels)
+    if kernels is not None:
+        _cells(console, "Kernels", kernels.first(most), "of the analysed step, with most time first")
+        console.print()
+    collectives = collective_table(detail.collectives)
+    if collectives is not None:
+        shown = collectives.only(COLLECTIVE_COLUMNS).first(most)
+        _cells(console, "Collectives", shown, "of the analysed step, with most time first")
+        console.print()
 
 
 def _code(console: Console, change: str) -> None:
@@ -383,7 +420,7 @@ def _verdict(console: Console, verdict: Verdict) -> None:
         console.print(Padding(Text(instances, "dim"), (0, 0, 0, 15)))
 
 
-SECTIONS: dict[str, Callable[[Console, View], None]] = {
+SECTIONS: dict[str, Callable[..., None]] = {
     "what costs the step": _waterfall,
     "the split of the step": _budget,
     "budgets": _budgets,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import PurePath
 
 import msgspec
 from msgspec.structs import replace
@@ -94,11 +95,14 @@ class LimitView(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """What every report shows. All text in ``diagnosis`` is safe to show and, if asked, redacted.
 
-    ``findings`` are about the job; those about the capture stand among the ``limits``. ``waterfall`` is what
-    each cause costs; ``segments`` are what was observed, and ``where``.
+    ``name`` is that of the run's folder, "" where it is not known, ``about`` says when it was captured, and
+    the versions. ``findings`` are about the job; those about the capture stand among the ``limits``.
+    ``waterfall`` is what each cause costs; ``segments`` are what was observed, and ``where``.
     """
 
     diagnosis: Diagnosis
+    name: str
+    about: str
     run: str
     waterfall: Waterfall | None
     where: str
@@ -111,6 +115,7 @@ class View(msgspec.Struct, frozen=True):
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     """The view of a diagnosis that all reports show; ``redact`` hides host names and absolute paths."""
+    name = one_line(plain(_folder(diagnosis)))
     if redact:
         diagnosis = redacted(diagnosis)
     diagnosis = map_text(diagnosis, plain)
@@ -120,6 +125,8 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     findings = tuple(_finding_view(number, one, diagnosis.run) for number, one in enumerate(jobs, 1))
     return View(
         diagnosis=diagnosis,
+        name=name,
+        about=_about(diagnosis),
         run=_run_line(diagnosis),
         waterfall=build_waterfall(diagnosis, jobs),
         where=_where(diagnosis),
@@ -272,6 +279,21 @@ def _place(finding: Finding, run: RunInfo) -> str:
 def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     longest = sorted(evidence, key=lambda place: -place.length_ns)[:EVIDENCE_SHOWN]
     return tuple(sorted(longest, key=lambda place: (place.rank, place.start_ns)))
+
+
+def _folder(diagnosis: Diagnosis) -> str:
+    """The name of the folder with all traces: never more of a path, and none that names a host."""
+    folders = {PurePath(source).parent.name for source in diagnosis.run.sources}
+    name = folders.pop() if len(folders) == 1 else ""
+    return "" if any(rank.host and rank.host in name for rank in diagnosis.ranks) else name
+
+
+def _about(diagnosis: Diagnosis) -> str:
+    run = diagnosis.run
+    when = f"captured {run.captured_at[:16].replace('T', ' ')} UTC" if run.captured_at else ""
+    torch = f"PyTorch {run.settings['torch']}" if "torch" in run.settings else ""
+    tool = f"tracedoc {diagnosis.tool_version}" if diagnosis.tool_version else "tracedoc"
+    return ", ".join(filter(None, (when, torch, tool)))
 
 
 def _run_line(diagnosis: Diagnosis) -> str:

@@ -7,15 +7,15 @@ from tracedoc.predicted import PathPiece
 from tracedoc.units import format_ms, format_percent
 
 STATES: dict[str, tuple[str, str]] = {
-    "idle unknown": ("idle", "idle, cause unknown"),
+    "idle unknown": ("unclear", "idle, cause unknown"),
     "idle dependency": ("idle", WORDS["dependency"].idle),
     "idle launch": ("launch", WORDS["launch"].idle),
     "idle profiler": ("delay", WORDS["profiler"].idle),
-    "idle gc": ("delay", WORDS["gc"].idle),
-    "idle compile": ("delay", WORDS["compile"].idle),
-    "idle loading": ("delay", WORDS["loading"].idle),
-    "idle operator": ("delay", WORDS["operator"].idle),
-    "idle allocator": ("delay", WORDS["allocator"].idle),
+    "idle gc": ("gc", WORDS["gc"].idle),
+    "idle compile": ("compile", WORDS["compile"].idle),
+    "idle loading": ("loading", WORDS["loading"].idle),
+    "idle operator": ("operator", WORDS["operator"].idle),
+    "idle allocator": ("allocator", WORDS["allocator"].idle),
     "idle sync": ("sync", WORDS["sync"].idle),
     "idle input": ("input", WORDS["input"].idle),
     "copy": ("copy", "exposed copies"),

@@ -131,7 +131,7 @@ def _directory(directory: Path, limits: list[Limit]) -> tuple[list[TraceFile], M
     files = _files_in(directory, _listed(manifest), limits)
     if files:
         return files, manifest
-    known: dict[Path, Manifest] = {}
+    known: dict[Path, Manifest | None] = {}
     # The folders of a run in which nothing was captured are not that run: its baseline, earlier attempts.
     if manifest is None or manifest.ranks:
         for folder in _subfolders(directory):
@@ -142,12 +142,12 @@ def _directory(directory: Path, limits: list[Limit]) -> tuple[list[TraceFile], M
                 limits.append(Limit("not-a-trace", error.message, "it was left out"))
                 continue
             files += found
-            if found and own is not None:
+            if found:
                 known[folder] = own
     if not files:
         raise _no_traces(directory, manifest, limits[earlier:])
     _refuse_several_runs(directory, known)
-    return files, join_manifests([*([manifest] if manifest else []), *known.values()])
+    return files, join_manifests([one for one in (manifest, *known.values()) if one is not None])
 
 
 def _manifest_in(directory: Path, limits: list[Limit]) -> Manifest | None:
@@ -186,9 +186,9 @@ def _no_traces(directory: Path, manifest: Manifest | None, limits: Sequence[Limi
     )
 
 
-def _refuse_several_runs(directory: Path, known: Mapping[Path, Manifest]) -> None:
+def _refuse_several_runs(directory: Path, known: Mapping[Path, Manifest | None]) -> None:
     """Raise where folders side by side hold runs of their own, not the nodes of one: they share a rank."""
-    ranks = [entry.rank for manifest in known.values() for entry in manifest.ranks]
+    ranks = [entry.rank for manifest in known.values() if manifest is not None for entry in manifest.ranks]
     if len(ranks) > len(set(ranks)):
         newest = max(known, key=lambda folder: folder.stat().st_mtime)
         raise InputError(

@@ -31,10 +31,10 @@ class Bar(msgspec.Struct, frozen=True):
     text: str
 
 
-class AfterBar(msgspec.Struct, frozen=True):
-    """A step after a fix: what surely or likely remains in percent of today's, and the range beyond."""
+class RangeBar(msgspec.Struct, frozen=True):
+    """A time in percent of today's step: its low end, solid, and the range from there to its high end."""
 
-    likely: float
+    solid: float
     range: float
 
 
@@ -43,7 +43,7 @@ class PlanRow(msgspec.Struct, frozen=True):
 
     title: str
     now: str
-    bar: AfterBar
+    bar: RangeBar
     change: str
 
 
@@ -75,22 +75,21 @@ def by_cause(parts: Sequence[Segment], budget: BudgetParts) -> Iterator[Segment]
 
 
 def plan_rows(plan: Sequence[PlanStep]) -> Iterator[PlanRow]:
-    """Yield the fixes of a plan, each on top of those before it."""
-    for one in plan:
+    """Yield the fixes of a plan, each on top of those before it; one fix alone is no plan."""
+    for one in plan if len(plan) > 1 else ():
         yield PlanRow(
             one.title,
             format_ms(one.replay_of_step_ms),
-            _after(one.replay_of_step_ms, one.step_ms[1], one.step_ms[2]),
+            _range(one.replay_of_step_ms, one.step_ms[0], one.step_ms[2]),
             format_step_change(one.replay_of_step_ms, one.step_ms),
         )
 
 
-def gain_bar(gain: Gain | None, step_ms: float) -> AfterBar | None:
-    """Return the step without a gain; of a bound the best case, then the range up to none."""
+def gain_bar(gain: Gain | None, step_ms: float) -> RangeBar | None:
+    """What is saved of the step; ``None`` for nothing. A gain of the mean step is a part of that."""
     if gain is None or gain.high_ms <= 0 or step_ms <= 0:
         return None
-    likely = gain.high_ms if gain.likely_ms is None else gain.likely_ms
-    return _after(step_ms, step_ms - likely, step_ms - gain.low_ms)
+    return _range(gain.mean_step_ms or step_ms, gain.low_ms, gain.high_ms)
 
 
 def predicted_words(predicted: Predicted) -> str:
@@ -98,9 +97,9 @@ def predicted_words(predicted: Predicted) -> str:
     return format_step_change(predicted.step_ms[1] + predicted.gain_ms[1], predicted.step_ms)
 
 
-def _after(step_ms: float, likely_ms: float, high_ms: float) -> AfterBar:
-    likely, high = (min(100.0, max(0.0, TimeScale(step_ms).percent(ms))) for ms in (likely_ms, high_ms))
-    return AfterBar(round(likely, 2), round(max(0.0, high - likely), 2))
+def _range(step_ms: float, low_ms: float, high_ms: float) -> RangeBar:
+    low, high = (min(100.0, max(0.0, TimeScale(step_ms).percent(ms))) for ms in (low_ms, high_ms))
+    return RangeBar(round(low, 2), round(max(0.0, high - low), 2))
 
 
 DRAWN_STEPS = 48

@@ -35,6 +35,20 @@ class Table(msgspec.Struct, frozen=True):
     numbers: tuple[bool, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    def only(self, titles: Sequence[str]) -> Table:
+        """The columns of these titles, as far as there are any."""
+        kept = [position for position, title in enumerate(self.titles) if title in titles]
+        return Table(
+            self.caption,
+            tuple(self.titles[one] for one in kept),
+            tuple(self.numbers[one] for one in kept),
+            tuple(tuple(row[one] for one in kept) for row in self.rows),
+        )
+
+    def first(self, most: int) -> Table:
+        """So many rows at most."""
+        return msgspec.structs.replace(self, rows=self.rows[:most])
+
 
 def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
     """Return the phases of the analysed step; ``None`` without any."""
@@ -66,7 +80,7 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
         ("Arrivals apart", True, lambda row: _ms(row.arrival_spread_ms)),
         ("Mostly last", False, _last),
         ("Bus bandwidth", True, lambda row: _gbps(row.busbw_gbps)),
-        ("To expect", True, lambda row: _gbps(row.expected_gbps)),
+        ("Expected", True, lambda row: _gbps(row.expected_gbps)),
     ]
     split = (
         "wait ends when the last rank comes, and transfer begins there"
@@ -225,6 +239,21 @@ MOST_LETTERS = 72
 # What an elementwise or reducing kernel of PyTorch applies, and the wrappers around it that say nothing.
 _FUNCTION = re.compile(r"\b(?:\w*[Ff]unctor\w*|\w+_kernel_cuda|\w+_cuda_kernel)\b")
 _WRAPPERS = frozenset({"AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor", "UnaryFunctor"})
+
+
+def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
+    """The kernels of the analysed step by name, with most time first; ``None`` without any."""
+    total = sum(row.time_ms for row in rows)
+    columns: list[Column[KernelRow]] = [
+        ("Kernel", False, lambda row: short_name(row.name)),
+        ("Category", False, lambda row: one_line(row.category)),
+        ("Calls", True, lambda row: str(row.calls)),
+        ("Time", True, lambda row: format_ms(row.time_ms)),
+        ("Share", True, lambda row: _share(row.time_ms, total)),
+    ]
+    return _table(
+        "Shares are of the time of all kernels", columns, sorted(rows, key=lambda row: -row.time_ms)
+    )
 
 
 class NamedKernel(msgspec.Struct, frozen=True):

@@ -178,7 +178,7 @@
     button.addEventListener("click", () => {
       for (const { mark } of marks) mark.classList.toggle("lit", mark.dataset.finding === number);
       const longest = mine.reduce((one, other) => other.width > one.width ? other : one);
-      const wide = Math.max(20, 30 * longest.width);
+      const wide = Math.max(100, 30 * longest.width);
       longest.show(10 * longest.left + 5 * longest.width - wide / 2, wide);
       longest.mark.closest(".rank").scrollIntoView({ block: "center" });
       document.getElementById("picture").focus({ preventScroll: true });
@@ -207,7 +207,18 @@
     .filter((item) => !item.parentElement.closest("article.finding"));
   const opened = new Set();
   search.closest("label").hidden = false;
+  let hit = -1; // Enter goes from hit to hit
+  search.addEventListener("keydown", (event) => {
+    const hits = event.key === "Enter" && search.value.trim() ? items.filter((item) => !item.classList.contains("away")) : [];
+    if (!hits.length) return;
+    hit = (hit + (event.shiftKey ? hits.length - 1 : 1)) % hits.length;
+    hits[hit].scrollIntoView({ block: "center" });
+    items.forEach((item) => item.classList.toggle("hit", item === hits[hit]));
+    matches.textContent = `${hit + 1} of ${hits.length}`;
+    event.preventDefault();
+  });
   search.addEventListener("input", () => {
+    hit = -1;
     const wanted = search.value.trim().toLowerCase();
     for (const fold of opened) fold.open = false;
     opened.clear();
@@ -215,6 +226,7 @@
     for (const item of items) {
       const fits = !wanted || item.textContent.toLowerCase().includes(wanted);
       item.classList.toggle("away", !fits);
+      item.classList.remove("hit");
       if (!wanted || !fits) continue;
       count += 1;
       for (let fold = item.closest("details"); fold; fold = fold.parentElement.closest("details")) {
