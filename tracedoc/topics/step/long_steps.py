@@ -221,9 +221,9 @@ def long_steps_cost_ms(run: RunView) -> Value:
 
 @run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, longest_step_doing))
 def long_step_kind(run: RunView) -> Value:
-    """What the longest captured step has most of beyond the median step, on the rank that has most.
+    """What the longest captured step has most of beyond the median step, on the rank that has most of it.
 
-    Compute, communication or copies that hide nothing, and idle time: "input", "allocator", "compile", "gc"
+    "compute", exposed "communication" or "copies", and idle time: "input", "allocator", "compile", "gc"
     by what the host does, "host" for the rest. "the same kernels": compute takes longer, though long steps
     launch as many kernels and thread blocks. Waiting in communication is that of others.
     """
