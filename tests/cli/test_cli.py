@@ -389,7 +389,7 @@ def test_completion_is_a_script_for_the_shell(shell: str):
         ("collect -- torchrun tr", {"file,tr"}),
         ("explain few-", {"plain,few-steps"}),
         ("explain exposed_comm_m", {"plain,exposed_comm_ms"}),
-        ("explain cpu-o", {"plain,cpu-offload-transfer"}),
+        ("explain cpu-o", {"plain,cpu-offload-transfer", "plain,cpu-operators"}),
     ],
 )
 def test_paths_and_names_complete(words: str, completions: set[str]):
