@@ -159,7 +159,7 @@ def test_every_text_of_a_rule_is_filled_in(rule: Rule) -> None:
     for text in _filled(rule, rule.title, rule.message, rule.says, *words, *fixes):
         assert not re.search(r"[{}]|\[\[|\]\]|unknown", text), text
     assert rule.says == "" or not rule.says.endswith(".")
-    assert rule.message.strip().endswith((".", ". ", "]]."))
+    assert rule.message.strip().endswith((".", "]].", ".]]"))
 
 
 def _fixes() -> list[tuple[Rule, Fix]]:

@@ -211,22 +211,14 @@ PIPELINE = """
 """
 
 
-def test_the_stage_that_the_others_wait_for_is_named(tmp_path: Path) -> None:
-    """Rank 1 computes 83 ms and rank 0 35: it has 24 more than the mean, 18 of them before it sends.
-
-    Both hosts launch 10 ms ahead, so that no kernel can come more than 10 ms earlier.
-    """
+def test_with_one_micro_batch_equal_stages_gain_nothing(tmp_path: Path) -> None:
+    """Rank 1 computes 83 ms and rank 0 35, one after the other: as long if both had 59 ms."""
     for builder in parse_lanes(PIPELINE, ranks=2):
         builder.write(tmp_path / f"rank-{builder.rank}.json")
     found = diagnose([tmp_path])
-    first = found.findings[0]
-    assert (first.rule_id, first.ranks, first.severity) == ("pipeline.imbalance", (1,), "warning")
     assert found.ledger is not None
-    (cause,) = [one for one in found.ledger.causes if one.id == "pipeline.imbalance"]
-    assert cause.last_ms == pytest.approx(63 * 24 / 83, abs=0.1)
-    assert cause.alone_ms[1] == pytest.approx(10, abs=0.1)
-    assert "(rank 1, the forward pass)" in found.summary
-    assert found.summary.endswith("Without it: 100 -> about 90 ms.")
+    assert "pipeline.imbalance" not in {one.id for one in found.ledger.causes if one.alone_ms[2] > 0}
+    assert {one.severity for one in found.findings} == {"note"}
 
 
 def test_no_cause_is_named_over_a_gap_in_which_launched_work_did_not_run(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ there a fix is known."""
 WARM_UP = ("host.first_calls", "host.compile")
 """Causes that a job pays once."""
 
-MOSTLY = 0.5
+MOSTLY_WARM_UP = 0.5
 """Of a step that is warm-up for more than this share nothing else is told: later ones are not like it."""
 
 INHERENT = ("pipeline.bubble",)
@@ -113,7 +113,7 @@ def warm_up_frac(ledger: Ledger | None, measurements: Measurements) -> float:
     if ledger is None or not ledger.step_ms or (isinstance(again, int) and again > 1):
         return 0.0
     share = sum(one.share_ms for one in ledger.causes if one.id in WARM_UP) / ledger.step_ms
-    return share if share > MOSTLY else 0.0
+    return share if share > MOSTLY_WARM_UP else 0.0
 
 
 def _beyond(rule: Rule, measurements: Measurements) -> bool:

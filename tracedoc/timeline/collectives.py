@@ -133,7 +133,7 @@ def _join_records(trace: Trace, rows: Rows, launch_rows: Rows) -> list[Collectiv
         own = trace.collectives.get(row)
         holder = int(holders[position]) if holders[position] != NO_ROW else int(by_id[position])
         joined.append(own or (trace.collectives.get(holder) if holder != NO_ROW else None))
-    holding = np.unique(np.concatenate((holders, by_id)))
+    holding = distinct(np.concatenate((holders, by_id)))
     _join_batches(trace, rows, launch_rows, difference(records, holding), joined)
     return joined
 
