@@ -82,7 +82,7 @@ def check(directory: str) -> None:
             problems.append(error)
     if not problems:
         try:
-            # What only several rules together show: ids used twice, names in yields_to, cycles.
+            # What only several rules together show: ids used twice.
             load_rules([directory])
         except RuleError as error:
             problems.append(error)

@@ -21,7 +21,7 @@ WORTH = 0.02
 """A cause below this share of the step is not told: runs of one job differ by as much."""
 
 UNSURE = "low"
-"""The confidence of a ledger whose replay misses the step: a rule's own measure then stands against it."""
+"""The confidence of a ledger whose replay misses the step: what no rule tells is then a note at most."""
 
 ALIKE = 0.5
 """A cause that no rule tells comes after one that a rule tells where that costs at least this share of it:
@@ -73,7 +73,7 @@ class _Claim(msgspec.Struct, frozen=True):
 
     @property
     def order(self) -> tuple[int, float, int, str]:
-        """Causes speak before time: of causes what explains more, of times the narrower, then the sharper."""
+        """Causes speak before time: of causes the costliest, of times the narrowest; then more conditions."""
         breadth = len(self.causes) if self.rule.tells == "time" else 0
         return breadth, -round(self.share_ms, 6), -self.conditions, self.finding.id
 

@@ -1,6 +1,6 @@
 """What each rule says on its own: a verdict, and of what it found the instances, gains and places.
 
-No rule can stop another: a missing fact, a division by zero or an estimator without an answer is a verdict.
+No rule can stop another: a missing fact or a division by zero is a verdict.
 """
 
 from __future__ import annotations
