@@ -78,6 +78,10 @@ class Memory:
     retries: int | None = None
 
 
+Stacks = tuple[tuple[float, tuple[str, ...]], ...]
+"""The ms of each stack, and its frames, innermost first."""
+
+
 @dataclass(frozen=True, slots=True)
 class Samples:
     """Stacks of the thread that trains, in steps far longer than usual: ms and frames, innermost first.
@@ -89,7 +93,7 @@ class Samples:
     steps: int = 0
     long: int = 0
     loop: tuple[str, ...] = ()
-    stacks: tuple[tuple[float, tuple[str, ...]], ...] = ()
+    stacks: Stacks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ class RankJob:
     those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share; ``threads`` are
     those that torch uses for one operator. ``training``
     is what the live objects showed of it, by name; ``compiled`` are the counters of torch.compile.
+    ``collecting`` is where long collections of garbage came, of which functions that call ``gc.collect``
+    themselves have ``collect_calls_ms``.
     """
 
     rank: int
@@ -134,6 +140,8 @@ class RankJob:
     log: StepLog | None = None
     compiled: Mapping[str, int] = field(default_factory=dict)
     samples: Samples = Samples()
+    collecting: Stacks = ()
+    collect_calls_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +218,8 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         log=_log(entry, folder, unusable) if with_log else None,
         compiled=_values(_entry(framework, "compile"), int) | _values(_entry(part, "compile"), int),
         samples=_samples(_entry(part, "samples")),
+        collecting=_stacks(_entry(part, "collections")),
+        collect_calls_ms=_value(_entry(part, "collections"), "asked_ms", float) or 0.0,
     )
 
 
@@ -288,13 +298,17 @@ def _buckets(entries: Sequence[Entry]) -> Buckets:
 
 
 def _samples(entry: Entry) -> Samples:
-    stacks = [(_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks")]
     return Samples(
         steps=_value(entry, "steps", int) or 0,
         long=_value(entry, "long", int) or 0,
         loop=_texts(entry, "loop"),
-        stacks=tuple((ms, frames) for ms, frames in stacks if ms and frames),
+        stacks=_stacks(entry),
     )
+
+
+def _stacks(entry: Entry) -> Stacks:
+    stacks = ((_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks"))
+    return tuple((ms, frames) for ms, frames in stacks if ms and frames)
 
 
 def _texts(entry: Entry, key: str) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ class Doing(IntEnum):
     LOADING = 2  # kernels and libraries are called for the first time
     COMPILING = 3
     COMPUTING = 4  # an operator computes on the CPU
+    NOTHING = 5  # on a CPU: no operator runs, and nothing is waited for
 
 
 class Group(IntEnum):

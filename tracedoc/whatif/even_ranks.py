@@ -77,8 +77,10 @@ def spent(layout: Layout, doing: Doing, lag: Times) -> Times:
 def pauses(program: RunProgram, lag: Times) -> Times:
     """What of the host's time is no launching: what operators compute on the CPU, and long gaps.
 
-    Hooks of sharded units are a part of launching them, however long they take.
+    On a CPU, where operators are the work, it is what lies between them. Hooks of sharded units are a part of launching them, however long they take.
     """
+    if program.layout.is_cpu:
+        return spent(program.layout, Doing.NOTHING, lag)
     computing = spent(program.layout, Doing.COMPUTING, lag)
     launches = (lag - computing)[program.layout.kind == Call.LAUNCH]
     if not launches.size:

@@ -137,9 +137,16 @@ def _input(program: RunProgram, even: Even) -> Family | None:
 
 
 def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
-    """What the host costs; nothing is known of it in a capture without the launches of its kernels."""
+    """What the host costs; nothing is known of it in a capture without the launches of its kernels.
+
+    On a CPU operators are the work, and the host pauses between them; what it pauses longer than its peers is
+    theirs to tell.
+    """
     layout = program.layout
-    if layout.is_cpu or not layout.points or not any("launches" in one.present for one in run.digests):
+    if layout.is_cpu:
+        pause = pauses(program, program.lag.astype(np.int64)) - np.maximum(program.lag - even.lag, 0)
+        return _family({"host.pause": Removal(lag=np.maximum(pause, 0)) if (pause > 0).any() else None})
+    if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()

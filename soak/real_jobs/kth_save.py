@@ -1,0 +1,27 @@
+"""Every fifth step rank 0 saves model and optimizer."""
+
+import os
+from pathlib import Path
+
+import torch
+from small import batch, ended, started
+
+
+def save_checkpoint(model, optimizer, path):
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, path)
+
+
+def main():
+    rank, model, optimizer = started(width=768)
+    path = Path(os.environ["SCRATCH"], "last.pt")
+    for step in range(60):
+        loss = model(batch(768)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0 and step % 5 == 4:
+            save_checkpoint(model.module, optimizer, path)
+    ended()
+
+
+main()
