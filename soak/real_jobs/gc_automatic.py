@@ -16,8 +16,8 @@ def main():
     rank, model, optimizer = started()
     kept = [{"id": number, "words": [str(number)] * 2} for number in range(300_000)]
     history = []
-    for step in range(40):
-        history.append(tokenized(20_000))
+    for step in range(150):
+        history.append(tokenized(5_000))
         loss = model(batch()).square().mean()
         loss.backward()
         optimizer.step()

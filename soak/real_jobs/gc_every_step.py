@@ -11,8 +11,8 @@ def free_memory():
 
 def main():
     rank, model, optimizer = started()
-    kept = [{"id": number, "words": [str(number)] * 2} for number in range(300_000)]
-    for step in range(40):
+    kept = [{"id": number, "words": [str(number)] * 2} for number in range(100_000)]
+    for step in range(60):
         loss = model(batch()).square().mean()
         loss.backward()
         optimizer.step()

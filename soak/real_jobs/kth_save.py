@@ -1,4 +1,4 @@
-"""Every fifth step rank 0 saves model and optimizer."""
+"""Every fourth step rank 0 saves model and optimizer."""
 
 import os
 from pathlib import Path
@@ -12,14 +12,15 @@ def save_checkpoint(model, optimizer, path):
 
 
 def main():
-    rank, model, optimizer = started(width=768)
+    rank, model, _ = started(width=512)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
     path = Path(os.environ["SCRATCH"], "last.pt")
-    for step in range(60):
-        loss = model(batch(768)).square().mean()
+    for step in range(120):
+        loss = model(batch(512, 8)).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        if rank == 0 and step % 5 == 4:
+        if rank == 0 and step % 4 == 3:
             save_checkpoint(model.module, optimizer, path)
     ended()
 

@@ -16,7 +16,7 @@ def encode(texts):
 
 def main():
     rank, model, optimizer = started()
-    texts = ["the quick brown fox jumps over the lazy dog " * 20] * 32
+    texts = ["the quick brown fox jumps over the lazy dog " * 60] * 32
     for step in range(40):
         loss = model(encode(texts)).square().mean()
         loss.backward()

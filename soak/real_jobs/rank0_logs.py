@@ -10,7 +10,7 @@ from small import batch, ended, started
 def write_statistics(model, step, path):
     rows = {}
     for name, parameter in model.named_parameters():
-        values = parameter.detach().flatten()[:4000].tolist()
+        values = parameter.detach().flatten()[:20_000].tolist()
         rows[name] = {"mean": sum(values) / len(values), "top": sorted(values)[-10:]}
     with path.open("a") as file:
         file.write(json.dumps({"step": step, "parameters": rows}) + "\n")

@@ -18,13 +18,23 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
+from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.split_units import split_units
-from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses, spent
+from tracedoc.whatif.even_ranks import (
+    Even,
+    balanced_hosts,
+    balanced_stages,
+    between_stages,
+    even_pauses,
+    even_times,
+    pauses,
+    spent,
+)
 from tracedoc.whatif.removal import Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
@@ -144,8 +154,8 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
     """
     layout = program.layout
     if layout.is_cpu:
-        pause = pauses(program, program.lag.astype(np.int64)) - np.maximum(program.lag - even.lag, 0)
-        return _family({"host.pause": Removal(lag=np.maximum(pause, 0)) if (pause > 0).any() else None})
+        pause = even_pauses(program, even.lag)
+        return _family({"host.pause": Removal(lag=pause) if pause.any() else None})
     if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
@@ -206,6 +216,11 @@ CALL_SHARES = (1.0, 0.5, 0.0)
 """So much of the host's time before a collective's call goes with the call."""
 
 
+def _calls_less(removal: Removal | None) -> Removal | None:
+    """A removal that saves the host calls of collectives by itself."""
+    return None if removal is None else replace(removal, calls_less=True)
+
+
 def _calling_less(program: RunProgram, removal: Removal | None) -> Removal | None:
     """A removal that saves the host the calls of collectives that go, if any do."""
     if removal is None or removal.rewired is None:
@@ -249,6 +264,7 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
     return _family(
         {
             "order.every_micro_batch": _calling_less(program, _rewired(replay, program, reduce_once)),
+            "order.extra": _calls_less(_rewired(replay, program, no_extra_messages)),
             "order.reductions": _rewired(replay, program, reduce_when_ready),
             "order.messages": _calling_less(program, _messages(replay, deferred)),
             "order.gathers": _rewired(replay, program, gather_in_time),
@@ -335,9 +351,11 @@ def _pipeline(program: RunProgram, even: Even) -> Family | None:
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even.dur))
+    lag = _taken(even.lag, balanced_hosts(program, even.lag)) if program.layout.is_cpu else None
+    balanced = dur is not None or lag is not None
     members: dict[str, Removal | None] = {
         "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
-        "pipeline.imbalance": None if dur is None else Removal(dur=dur, transfer=transfer - sent),
+        "pipeline.imbalance": Removal(dur=dur, lag=lag, transfer=transfer - sent) if balanced else None,
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.

@@ -8,6 +8,8 @@ import numpy as np
 
 from tracedoc.play.path_walk import PARTS
 from tracedoc.play.run_program import RunProgram
+from tracedoc.ranks.run_view import RunView
+from tracedoc.topics.host.run import host_code, script_code
 from tracedoc.whatif.removal import Removal
 
 MOST_SHARE = 0.5
@@ -33,6 +35,15 @@ def ranks_of(program: RunProgram, removals: Sequence[Removal]) -> tuple[int, ...
     return tuple(
         rank for rank, ns in zip(layout.ranks, taken.tolist(), strict=True) if ns >= MOST_SHARE * worst > 0
     )
+
+
+def code_of(run: RunView, cause: str) -> str:
+    """The function of the script in which a cause is on the representative rank, "" where none is known."""
+    digest = run.representative_digest
+    if cause != "host.pause" or digest is None:
+        return ""
+    code = str((script_code if digest.is_cpu else host_code)(run)[str(digest.rank)])
+    return "" if code == "none" else code
 
 
 def place_of(program: RunProgram, removals: Sequence[Removal]) -> str:

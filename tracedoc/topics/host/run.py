@@ -230,7 +230,9 @@ def item_call_sites(run: RunView) -> Value:
 
 @run_fact(unit="text")
 def barrier_code(run: RunView) -> Value:
-    """The function of the script that calls most barriers, or exchanges most pickled objects, else "none".
+    """The function of the script in which ranks meet most often, else "none".
+
+    Counted are barriers, reductions, exchanges of pickled objects and ``full_tensor()``.
 
     From the same step as :func:`item_call_sites`.
     """

@@ -102,7 +102,7 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
 
     A non-parametric approach to the change-point problem, Applied Statistics 28 (1979). Also three quarters
     of the steps after it are longer than three quarters of those before. A change where steps are missing,
-    because the capture touched them, may be the capture's own. Where what makes steps long lasts, with
+    because the capture touched them, may be the capture's own unless it makes an outlier of every step. Where what makes steps long lasts, with
     correlation r from one to the next, n steps count as n (1 - r) / (1 + r).
     """
     none = SlowSteps("none", float(np.median(length)))
@@ -118,10 +118,11 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
     lasting = _lasting(np.concatenate([before - np.median(before), after - np.median(after)]))
     chance = 2.0 * float(np.exp(-6.0 * largest**2 * (1 - lasting) / (1 + lasting) / (count**3 + count**2)))
     apart = float(np.quantile(after, 0.25)) > float(np.quantile(before, 0.75))
-    if chance > CHANCE or not apart or steps.number[place] - steps.number[place - 1] > 1:
-        return none
     usual = float(np.median(before))
     excess = float(np.median(after)) - usual
+    captured = steps.number[place] - steps.number[place - 1] > 1 and excess < (OUTLIER_RATIO - 1) * usual
+    if chance > CHANCE or not apart or captured:
+        return none
     cost = excess * after.size / count
     return SlowSteps("from one step on", usual, excess, cost, int(steps.number[place]))
 

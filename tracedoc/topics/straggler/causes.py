@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.code_places import has_stacks, lasting, longest_place, seen_places, time_in
+from tracedoc.ranks.code_places import has_stacks, place_alone
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
@@ -245,19 +245,11 @@ def late_place(run: RunView, late: Straggler) -> LatePlace | None:
     """
     if late.cause not in IN_CODE:
         return None
-    places, by_stacks = seen_places(run, late.rank), has_stacks(run, late.rank)
     not_peers = {late.rank, *(one.rank for one in _noticed(run))}
-    peers = [
-        seen_places(run, digest.rank)
-        for digest in run.digests
-        if digest.rank not in not_peers and has_stacks(run, digest.rank) == by_stacks
-    ]
-    if peers:
-        usual = (int(np.median([time_in(one, places, peer) for peer in peers])) for one in places)
-        places = lasting(places, (one.time_ns - ns for one, ns in zip(places, usual, strict=True)))
+    peers = (digest.rank for digest in run.digests if digest.rank not in not_peers)
     least_ms = float(np.median(late.cause_ns)) / 1e6
-    found = longest_place(places, least_ms, loading=late.cause == "input")
-    return LatePlace(found, found.time_ns if peers else None) if found is not None else None
+    found, compared = place_alone(run, late.rank, peers, least_ms, loading=late.cause == "input")
+    return LatePlace(found, found.time_ns if compared else None) if found is not None else None
 
 
 def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
