@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 _ENDED = []
 
@@ -26,9 +27,7 @@ def begun():
     torch.manual_seed(0)
     distributed.init_process_group("gloo")
     if os.environ.get("STEP_TIMES") and distributed.get_rank() == 0:
-        torch.optim.optimizer.register_optimizer_step_post_hook(
-            lambda *_: _ENDED.append(time.perf_counter_ns())
-        )
+        register_optimizer_step_post_hook(lambda *_: _ENDED.append(time.perf_counter_ns()))
 
 
 def batch(width=256, size=32):

@@ -157,7 +157,7 @@ class CollectionWatch:
     def describe(self) -> Plain:
         """Number and length of the collections so far, one entry for each generation.
 
-        Of long ones also where the thread was, and for how long the function there calls ``gc.collect`` itself.
+        Of long ones also where the thread was, and for how long in functions that call ``gc.collect``.
         """
         stacks = self._stacks.most()
         return {

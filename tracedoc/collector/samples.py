@@ -37,7 +37,7 @@ class StackTimes:
         self._ns: Counter[Stack] = Counter()
 
     def add(self, stack: Stack, ns: int) -> None:
-        """Add to the time of a stack; an empty one, in which the collector itself was at work, is nobody's."""
+        """Add to the time of a stack; an empty one, of the collector itself at work, is nobody's."""
         if stack:
             self._ns[stack] += ns
         if len(self._ns) > 8 * KEPT_STACKS:

@@ -19,7 +19,7 @@ from tracedoc.judge.without_warning import (
     number,
 )
 from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep
+from tracedoc.predicted import PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
@@ -219,8 +219,8 @@ def _without(measurements: Measurements, named: Sequence[Finding], ledger: Ledge
     if ledger is not None and causes and all(one.gain and one.gain.likely_ms is not None for one in named):
         saved = alone_of(measurements.run, causes)
         if saved is not None and saved[1] > 0:
-            low, likely, high = saved
             of = ledger.step_ms
+            low, likely, high = as_runs_differ(saved, of) if measurements.is_cpu else saved
             after = (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0))
             mean = "" if abs(of - step) <= SAME_STEP * step else ", the mean step"
             return f"Without {what}{mean}: {format_step_change(of, after)}."

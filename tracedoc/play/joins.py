@@ -13,7 +13,7 @@ from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.ranks.matching import Matching
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import RankProgram
-from tracedoc.timeline.collective_roles import Role
+from tracedoc.timeline.collective_roles import is_extra
 from tracedoc.timeline.collective_table import NONE, CollectiveTable, by_rank
 
 SLACK_NS = 100_000
@@ -72,7 +72,7 @@ def join_run(
                 "kind": np.array(names, dtype=np.int32)[table.kind[rows]],
                 "group": group,
                 "gradients": gradient[rows] if gradient.size else np.zeros(rows.size, dtype=bool),
-                "extra": role[rows] == Role.BOOKKEEPING if role.size else np.zeros(rows.size, dtype=bool),
+                "extra": is_extra(role[rows]) if role.size else np.zeros(rows.size, dtype=bool),
                 "complete": complete,
                 "block": blocks[mine],
             }

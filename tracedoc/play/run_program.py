@@ -44,7 +44,8 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     their length), ``nbytes`` the message (``NONE`` where unknown), ``kind`` indexes ``kinds``: the names of
     operations. ``group`` numbers the groups of ranks, whose sizes are
     ``group_sizes``, and whose links :class:`SizeCurve` describes. ``gradients`` tells which reduce gradients,
-    ``extra`` which training does not need, ``complete`` which miss no rank's part. ``block`` is the block of a sharded unit, ``NONE`` for others.
+    ``extra`` which training does not need, ``complete`` which miss no rank's part. ``block`` is the block of
+    a sharded unit, ``NONE`` for others.
     """
 
     event: Index

@@ -61,8 +61,8 @@ def place_alone(
 ) -> tuple[CodePlace | None, bool]:
     """The place where a rank is longer than some peers at the median, by half of ``least_ms`` or more.
 
-    Its time is what it is longer there. Also whether any peer could be compared: where only this rank recorded
-    stacks, its time counts whole.
+    Its time is what it is longer there. Also whether any peer could be compared: where only this rank
+    recorded stacks, its time counts whole.
     """
     places, by_stacks = seen_places(run, rank), has_stacks(run, rank)
     others = [seen_places(run, peer) for peer in peers if has_stacks(run, peer) == by_stacks]

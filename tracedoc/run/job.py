@@ -70,12 +70,17 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a rank's GPU at the end of the capture, in bytes; ``None`` where it is not known."""
+    """The memory of a rank's GPU at the end of the capture, in bytes; ``None`` where it is not known.
+
+    ``host_total`` is that of its host, ``host_peak`` what the process took of it.
+    """
 
     total: int | None = None
     peak_reserved: int | None = None
     peak_allocated: int | None = None
     retries: int | None = None
+    host_total: int | None = None
+    host_peak: int | None = None
 
 
 Stacks = tuple[tuple[float, tuple[str, ...]], ...]
@@ -257,6 +262,8 @@ def _memory(entry: Entry) -> Memory:
         peak_reserved=_value(entry, "peak_reserved_bytes", int),
         peak_allocated=_value(entry, "peak_allocated_bytes", int),
         retries=_value(entry, "allocation_retries", int),
+        host_total=_value(entry, "host_total_bytes", int),
+        host_peak=_value(entry, "host_peak_bytes", int),
     )
 
 

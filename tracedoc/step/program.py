@@ -55,6 +55,7 @@ class Doing(IntEnum):
     COMPILING = 3
     COMPUTING = 4  # an operator computes on the CPU
     NOTHING = 5  # on a CPU: no operator runs, and nothing is waited for
+    RECOMPUTING = 6  # on a CPU: activations are computed again
 
 
 class Group(IntEnum):

@@ -77,7 +77,8 @@ def spent(layout: Layout, doing: Doing, lag: Times) -> Times:
 def pauses(program: RunProgram, lag: Times) -> Times:
     """What of the host's time is no launching: what operators compute on the CPU, and long gaps.
 
-    On a CPU, where operators are the work, it is what lies between them. Hooks of sharded units are a part of launching them, however long they take.
+    On a CPU, where operators are the work, it is what lies between them. Hooks of sharded units are a part of
+    launching them, however long they take.
     """
     if program.layout.is_cpu:
         return spent(program.layout, Doing.NOTHING, lag)
@@ -125,7 +126,7 @@ def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Tim
 def even_pauses(program: RunProgram, even_lag: Times) -> Times:
     """What ranks on CPUs pause where none takes longer than its peers: what they pause longer is gone."""
     found = pauses(program, program.lag.astype(np.int64)) - np.maximum(program.lag - even_lag, 0)
-    return np.clip(found, 0, even_lag)
+    return np.asarray(np.clip(found, 0, even_lag), dtype=np.int64)
 
 
 def balanced_hosts(program: RunProgram, even_lag: Times) -> Times:

@@ -382,11 +382,17 @@ def _compute(run: RunView, program: RunProgram, even: Even) -> Family | None:
     return _family(
         {
             "compute.fp32": None if plain is None else Removal(dur=plain),
-            "compute.recompute": _without_kernels(program, even, again),
+            "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
             "compute.optimizer": _optimizer(program, even, small & of_optimizer),
             "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
         }
     )
+
+
+def _recomputing(program: RunProgram, even: Even) -> Removal | None:
+    """What ranks on CPUs compute again."""
+    lag = spent(program.layout, Doing.RECOMPUTING, even.lag)
+    return Removal(lag=lag) if lag.any() else None
 
 
 UNFUSED = 0.5

@@ -12,7 +12,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.timeline.collective_roles import Role
+from tracedoc.timeline.collective_roles import is_extra
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.strategy_signs import plain_dtype
 from tracedoc.topics.capture.run import recorded
@@ -269,7 +269,7 @@ def _longest_beside(run: RunView, digest: RankDigest, step: StepDigest) -> tuple
 def _rows_beside(digest: RankDigest, step: StepDigest, ops: set[str]) -> npt.NDArray[np.intp]:
     """The step's collectives of these kinds that reduce no gradients, and are no bookkeeping."""
     rows = rows_of_kind(digest, step, *ops)
-    return np.asarray(rows[~digest.gradients[rows] & (digest.roles[rows] != Role.BOOKKEEPING)])
+    return np.asarray(rows[~digest.gradients[rows] & ~is_extra(digest.roles[rows])])
 
 
 def _rows(digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:

@@ -81,7 +81,7 @@ def stage_longer_at(run: RunView) -> dict[str, Value]:
 
 @run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def stage_away_ms(run: RunView) -> dict[str, Value]:
-    """How much longer than on the other stages no operator runs on this rank's stage in a step of a CPU run."""
+    """How much longer than on the other stages no operator runs on this rank's in a step of a CPU run."""
     return _by_rank(run, lambda found, number: max(_away_longer_ns(found, number), 0.0) / 1e6)
 
 

@@ -1,4 +1,4 @@
-"""Facts of the run about what the script does in steps far longer than usual, and while garbage is collected."""
+"""Facts of the run about what the script does in steps far longer than usual, and in collections."""
 
 from __future__ import annotations
 

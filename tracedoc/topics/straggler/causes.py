@@ -13,6 +13,7 @@ from tracedoc.ranks.code_places import has_stacks, place_alone
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
+from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.topics.straggler.late_ranks import CAUSE_SHARE, Straggler, noticeable_ns, stragglers
 from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.topics.straggler.run import of_late
@@ -255,12 +256,16 @@ def late_place(run: RunView, late: Straggler) -> LatePlace | None:
 def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
     """The ranks, of those that recorded a step with stacks, whose step tells something: few of many.
 
-    ``recorded`` are in order. The first one stands for what all do, late ones for themselves, and beside
-    them one is needed that is not late.
+    ``recorded`` are in order. The first one stands for what all do, late ones and those of the stage that is
+    away for longest for themselves, and beside them one is needed that is not late.
     """
     if len(recorded) < 2:
         return list(recorded)
-    late = {one.rank for one in _noticed(run) if one.cause in IN_CODE} & set(recorded)
+    late = {one.rank for one in _noticed(run) if one.cause in IN_CODE}
+    found = pipeline(run)
+    if found is not None and found.stage_away_ns.any():
+        late |= {run.digests[place].rank for place in found.stages[int(found.stage_away_ns.argmax())]}
+    late &= set(recorded)
     on_time = [rank for rank in recorded if rank not in late]
     return sorted({recorded[0], *late, *on_time[:1]})
 
