@@ -15,6 +15,7 @@ from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.frameworks import is_zero3_mark
 
 BOOKKEEPING_BYTES = 1 << 20
 """Metrics, flags and pickled objects are smaller; what is larger is part of the training, or a checkpoint."""
@@ -103,7 +104,8 @@ def _bookkeeping(
     outside = small & (launched == Phase.OTHER) & little
     if len(updates) == 0:  # where clipping ends cannot be told
         return np.zeros(len(table), dtype=bool)
-    outside &= ~before_update | _one_by_one(table, outside & before_update)
+    by_script = not any(map(is_zero3_mark, timeline.trace.names))  # its engine has a norm for each group
+    outside &= ~before_update | (_one_by_one(table, outside & before_update) & by_script)
     logged = small & (launched == Phase.FORWARD) & (table.nbytes < FLAG_BYTES)
     # Gathers behind the optimizer count to it, for they may hand out parameters: not those of integers.
     steps = _update_ranges(timeline)
