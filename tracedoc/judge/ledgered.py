@@ -257,11 +257,13 @@ def _heard(
         told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
         return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
     mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
+    # At most it gives what all of its causes do, whoever tells them.
+    most = max(alone[2], 0.0)
     if mine != claim.causes:
         alone = _alone_ms(mine, measurements)
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
-    gain = _gain(claim, alone, ledger, measurements)
+    gain = _gain(claim, (*alone[:2], max(alone[2], most)), ledger, measurements)
     message = finding.message + _hidden(mine, measurements)
     kept = replace(finding, severity=severity, gain=gain, message=message)
     return _Priced(kept, share, claim.conditions)

@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.play.run_program import Scenario
+from tracedoc.play.run_replay import WRONG, RunReplay, replay_other
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.topics.step.long_steps import late_ms_of, long_steps, why_long
@@ -68,13 +70,39 @@ def recurring_ms(run: RunView) -> tuple[float, float]:
     return max(recurs - waited, 0.0), recurs
 
 
-def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float) -> StepsApart | None:
-    """Compare all complete steps that every rank has with the replayed one; ``None`` without such steps.
+MOST_PLAYED = 600_000
+"""Further steps are played as long as all have no more calls and GPU events than this."""
 
-    The replay takes ``replayed_ms``, of which ``late_ms`` are for late ranks.
+
+def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
+    """The replays of the other captured steps of the same ranks, but for those that are far longer.
+
+    Nor is the first one played: what it waits for in the step before was not captured.
+    """
+    layout = first.base[Scenario.LIKELY].program.layout
+    most = MOST_PLAYED // max(layout.points + layout.events, 1) - 1
+    steps = [one for one in long_steps(run).steps[1:] if one != first.step]
+    if first.model_error_frac > WRONG or first.step in long_steps(run).numbers or most <= 0:
+        return []
+    found: list[RunReplay] = []
+    for step in (one for one in steps if one not in long_steps(run).numbers):
+        made = replay_other(run, first, step)
+        if isinstance(made, RunReplay):
+            found.append(made)
+        if len(found) == most:
+            break
+    return found
+
+
+def steps_apart(
+    run: RunView, replayed: tuple[int, ...], replayed_ms: float, late_ms: float
+) -> StepsApart | None:
+    """Compare all complete steps that every rank has with those replayed; ``None`` without such steps.
+
+    A replayed step takes ``replayed_ms`` on average, of which ``late_ms`` are for late ranks.
     """
     found = long_steps(run)
-    if replayed not in found.steps:
+    if replayed[0] not in found.steps:
         return None
     mean = float(found.length_ms.mean())
     apart, late = mean - replayed_ms, found.late_ms
