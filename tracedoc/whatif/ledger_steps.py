@@ -75,22 +75,26 @@ MOST_PLAYED = 600_000
 
 
 def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
-    """The replays of the other captured steps of the same ranks, but for those that are far longer.
+    """The replays of the other captured steps of the same ranks, where steps differ in length.
 
-    Nor is the first one played: what it waits for in the step before was not captured.
+    None of those that are far longer, nor of the first one: what it waits for in the step before was not
+    captured.
     """
     layout = first.base[Scenario.LIKELY].program.layout
     most = MOST_PLAYED // max(layout.points + layout.events, 1) - 1
-    steps = [one for one in long_steps(run).steps[1:] if one != first.step]
-    if first.model_error_frac > WRONG or first.step in long_steps(run).numbers or most <= 0:
+    captured = long_steps(run)
+    length = dict(zip(captured.steps, captured.length_ms.tolist(), strict=True))
+    usual = [one for one in captured.steps[1:] if one not in captured.numbers and one != first.step]
+    if first.model_error_frac > WRONG or first.step not in length or first.step in captured.numbers:
+        return []
+    apart = max((abs(length[one] - length[first.step]) for one in usual), default=0.0)
+    if apart <= ALIKE_STEPS * length[first.step]:
         return []
     found: list[RunReplay] = []
-    for step in (one for one in steps if one not in long_steps(run).numbers):
-        made = replay_other(run, first, step)
+    for step in usual:
+        made = replay_other(run, first, step) if len(found) < most else None
         if isinstance(made, RunReplay):
             found.append(made)
-        if len(found) == most:
-            break
     return found
 
 
