@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from tracedoc.ledger import Ledger, LedgerCause, Range
@@ -18,6 +19,7 @@ from tracedoc.whatif.ledger_steps import (
     StepsApart,
     late_error_ms,
     late_over_steps,
+    mean_error,
     other_steps,
     recurring_ms,
     steps_apart,
@@ -76,12 +78,16 @@ class Plays:
 
     def gains(self, asked: Sequence[Iterable[OverSteps]]) -> list[float]:
         """How much shorter the mean step is without each of several lists of causes, in ms."""
+        return [sum(gains) / len(gains) for gains in self.by_step(asked)]
+
+    def by_step(self, asked: Sequence[Iterable[OverSteps]]) -> list[tuple[float, ...]]:
+        """How much shorter each step is without each of several lists of causes, in ms."""
         lists = [tuple(one) for one in asked]
         found = [
             step.gains([[part for one in each if (part := one.steps[place]) is not None] for each in lists])
             for place, step in enumerate(self._steps)
         ]
-        return [sum(gains) / len(gains) for gains in zip(*found, strict=True)]
+        return list(zip(*found, strict=True))
 
     def more(self, given: Iterable[OverSteps], taken: Iterable[OverSteps]) -> float:
         """How much shorter the mean step is without what is taken, where what is given is gone; in ms."""
@@ -365,16 +371,20 @@ def _ranks(run: RunView, programs: Sequence[RunProgram], entry: Entry) -> tuple[
 
 
 def _ranges(error_ms: float, by_scenario: Mapping[Scenario, Plays], entries: list[Entry]) -> dict[str, Range]:
-    """What each cause gives alone in all scenarios, in ms; wider by the replays' own error."""
-    gains = [
-        by_scenario[scenario].gains([one.removals for one in entries])
-        for scenario in (Scenario.FAST, Scenario.SLOW)
-    ]
+    """What each cause gives alone in all scenarios, in ms; wider by the replays' own error.
+
+    And by what few steps leave open of the mean of many; what late ranks cost is known of all steps.
+    """
+    asked = [one.removals for one in entries]
+    gains = [by_scenario[scenario].gains(asked) for scenario in (Scenario.FAST, Scenario.SLOW)]
+    of_steps = by_scenario[Scenario.LIKELY].by_step(asked)
     found: dict[str, Range] = {}
     for place, one in enumerate(entries):
         likely = one.weights.alone
         outer = [likely, *(each[place] * one.of_whole for each in gains)]
         spread = min(error_ms, likely)
+        if not one.id.startswith(RANKS):
+            spread += one.of_whole * mean_error(np.array(of_steps[place]))
         found[one.id] = (max(min(outer) - spread, 0.0), likely, max(outer) + spread)
     return found
 

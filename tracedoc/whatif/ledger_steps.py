@@ -144,11 +144,15 @@ def late_error_ms(run: RunView) -> float:
     operations = np.array([operation for one in late for operation in one.operations], dtype=np.intp)
     uncertain_ms = run.matching.uncertainty_ns[operations] / 1e6
     clocks = float((uncertain_ms**2).sum()) / max(len(late[0].steps), 1)
-    costs = late_ms_of(run, late[0].steps)
-    if costs.size < 2:
-        return float(clocks**0.5)
-    sure = STUDENT[min(costs.size - 2, len(STUDENT) - 1)]
-    return float(np.sqrt(clocks + (sure * costs.std(ddof=1)) ** 2 / costs.size))
+    return float(np.hypot(clocks**0.5, mean_error(late_ms_of(run, late[0].steps))))
+
+
+def mean_error(values: Floats) -> float:
+    """By how much the mean of very many such values may be above that of these; 0 of fewer than two."""
+    if values.size < 2:
+        return 0.0
+    sure = STUDENT[min(values.size - 2, len(STUDENT) - 1)]
+    return float(sure * values.std(ddof=1) / values.size**0.5)
 
 
 def _by_cause(run: RunView) -> dict[str, tuple[float, tuple[int, ...]]]:
