@@ -263,12 +263,12 @@ def _heard(
         told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
         return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
     mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
-    most_ms = max(alone[2], 0.0)
+    most_ms = alone[2]
     if mine != claim.causes:
         alone = _alone_ms(mine, measurements)
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
-    gain = _gain(claim, alone, most_ms, ledger, measurements)
+    gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     message = finding.message + _hidden(mine, measurements)
     kept = replace(finding, severity=severity, gain=gain, message=message)
     return _Priced(kept, share, claim.conditions)
