@@ -27,7 +27,7 @@ def assumptions(question: Question, request: PlanRequest, chosen: Candidate | No
     size = f"{training.micro_batch} x {training.sequence} tokens"
     if training.sequence == 1:
         size = "1 sample" if training.micro_batch == 1 else f"{training.micro_batch} samples"
-    each = f"Each GPU and step: {size}, {_rounds(training)}"
+    each = f"Each GPU and step: {size}, {_rounds(training, question.gpus)}"
     if request.framework in PARALLEL_FRAMEWORKS:
         sequences = sequences_of_an_update(question, request)
         each = f"Each update: {sequences} sequences of {training.sequence} tokens, of all GPUs together"
@@ -56,10 +56,11 @@ def assumptions(question: Question, request: PlanRequest, chosen: Candidate | No
     return [*texts, *_about_time(question, request, cluster.inside, cluster.across)]
 
 
-def _rounds(training: Training) -> str:
+def _rounds(training: Training, gpus: int) -> str:
     if training.accumulation == 1:
         return "no gradient accumulation"
-    return f"{training.accumulation} times for each update"
+    batch = training.micro_batch * training.accumulation * gpus
+    return f"{training.accumulation} times for each update of {batch} sequences"
 
 
 def _assumed_shape(model: ModelShape) -> str:

@@ -65,6 +65,28 @@ class Candidate(msgspec.Struct, frozen=True):
             return 3
         return int(self.tight) + int(self.tight and self.headroom_bytes < 0)
 
+    @property
+    def pace(self) -> float:
+        """Seconds for each token of all GPUs, 0 where no time is predicted."""
+        return 1 / self.tokens_per_second if self.tokens_per_second else 0.0
+
+    @property
+    def set_up(self) -> int:
+        """How many things are set up beside the model: each way of splitting it, and checkpointing."""
+        return self.layout.ways + self.checkpointing
+
+    def dominates(self, other: Candidate) -> bool:
+        """Whether this is no worse in doubt, time, memory and set-up, and better in one of them.
+
+        Where no time is predicted, what is sent and whether activations are recomputed stand for it.
+        """
+        costs = [
+            (one.doubt, one.total_bytes, one.set_up)
+            + ((one.pace,) if self.step and other.step else (one.traffic_bytes, float(one.checkpointing)))
+            for one in (self, other)
+        ]
+        return costs[0] != costs[1] and all(own <= its for own, its in zip(*costs, strict=True))
+
 
 def may_fit(memory: Memory, available: float) -> bool:
     """Whether a peak may fit into so many bytes, if the reserve is not needed and the rest is less."""
@@ -187,7 +209,7 @@ def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
         ]
         found = _without_slow_variants(found, request)
         order = {name: number for number, name in enumerate(STRATEGIES)}
-    ranked = sorted(found, key=lambda one: (*_key(one, request), order[one.strategy]))
+    ranked = sorted(found, key=lambda one: (*key(one, request), order[one.strategy]))
     if request.framework in PARALLEL_FRAMEWORKS:
         first = _simplest_first(ranked, request)
         asked = asked_for(first, question, request)
@@ -197,21 +219,20 @@ def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
 
 
 def asked_for(found: Iterable[Candidate], question: Question, request: PlanRequest) -> Candidate | None:
-    """The candidate of the layout that is asked about, ``None`` where that is left open."""
-    if not request.layout:
+    """The candidate of the layout or strategy that is asked about, ``None`` where that is left open."""
+    if not (request.layout or request.strategy):
         return None
-    name = parse_layout(request.layout, question, request.framework).id
+    name = request.strategy or parse_layout(request.layout, question, request.framework).id
     return next((one for one in found if one.strategy == name), None)
 
 
 def _simplest_first(ranked: list[Candidate], request: PlanRequest) -> list[Candidate]:
-    """Put the layout that splits in fewest ways first, of those as fast as the fastest by a tenth."""
+    """Put the layout with least to set up first, of those as fast as the fastest by a tenth."""
     first = ranked[0] if ranked else None
     if first is None or first.step is None or first.doubt > 1 or request.objective == "memory":
         return ranked
-    reach = 1.1 * first.step.expected_ms
-    alike = [one for one in ranked if one.doubt == first.doubt and one.step and one.step.expected_ms <= reach]
-    simplest = min(alike, key=lambda one: len(one.layout.parts))
+    alike = [one for one in ranked if one.doubt == first.doubt and one.pace <= 1.1 * first.pace]
+    simplest = min(alike, key=lambda one: one.set_up)
     return [simplest, *(one for one in ranked if one is not simplest)]
 
 
@@ -227,10 +248,10 @@ def _without_slow_variants(found: list[Candidate], request: PlanRequest) -> list
         return one.step.expected_ms if one.step and request.objective == "speed" else one.total_bytes
 
     usual = [one for one in found if not STRATEGIES[one.strategy].variant]
-    variants = [one for one in found if one not in usual and one.fits and not one.tight]
-    for one in sorted(variants, key=cost):
-        rivals = [cost(other) for other in usual if other.family == one.family and other.fits]
-        if not rivals or cost(one) < 0.95 * min(rivals):
+    variants = [one for one in found if one not in usual and not one.doubt]
+    for one in sorted(variants, key=lambda one: (one.strategy != request.strategy, cost(one))):
+        rivals = [cost(other) for other in usual if other.family == one.family and not other.doubt]
+        if one.strategy == request.strategy or not rivals or cost(one) < 0.95 * min(rivals):
             return [*usual, one]
     return usual
 
@@ -242,10 +263,11 @@ def offered(question: Question, request: PlanRequest) -> bool:
     return any(can_offload(s, question.training.offload) for s in usable(question, request))
 
 
-def _key(one: Candidate, request: PlanRequest) -> tuple[int, float]:
+def key(one: Candidate, request: PlanRequest) -> tuple[float, ...]:
+    """What candidates are ranked by: doubt, then what was asked for, then all that can still differ."""
     if one.doubt > 1 or request.objective == "memory":
-        return one.doubt, one.total_bytes
-    return one.doubt, one.step.expected_ms if one.step else 0.0
+        return one.doubt, one.total_bytes, one.pace, one.set_up
+    return one.doubt, one.pace, one.total_bytes, one.set_up
 
 
 def _layout_candidates(question: Question, request: PlanRequest) -> list[Candidate]:
@@ -257,7 +279,7 @@ def _layout_candidates(question: Question, request: PlanRequest) -> list[Candida
         for layout in found:
             one = candidate(question, layout, request)
             known = chosen.get(one.strategy)
-            if known is None or _key(one, request) < _key(known, request):
+            if known is None or key(one, request) < key(known, request):
                 chosen[one.strategy] = one
         return chosen
 

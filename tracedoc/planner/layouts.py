@@ -145,6 +145,14 @@ class Layout(msgspec.Struct, frozen=True):
         return tuple(part for part in named if part[1] > 1) or ((data, 1),)
 
     @property
+    def ways(self) -> int:
+        """How many ways of splitting the model have to be set up; to spread experts needs no other model."""
+        if self.strategy in STRATEGIES:
+            kept = self.states
+            return bool(kept.split) + (kept.hybrid or kept.kept_in_node)
+        return sum(size > 1 for size in (self.tensor, self.pipeline, self.context, self.data))
+
+    @property
     def id(self) -> str:
         """A name without spaces: that of the strategy, or as ``tp8-pp8-fsdp8``."""
         if self.strategy in STRATEGIES:

@@ -209,6 +209,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Sequences of all GPUs for each update, for layouts and for a search."""
     layout: str = ""
     """The layout that is asked about, as ``tp2-pp4-dp8``; empty where it is left open."""
+    strategy: str = ""
+    """The strategy that a search found; empty where the decision rules choose."""
     keeps_micro_batch: bool = False
     """Whether layouts take the question's micro-batch; else they find their own."""
     keeps_accumulation: bool = False

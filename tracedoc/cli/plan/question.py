@@ -167,9 +167,7 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         raise InputError(f"--price is {price:g}", "the price of a GPU and hour: --price 2.5")
     if batch is not None and batch < 1:
         raise InputError(f"--batch is {batch}, and must be 1 or more", "the least is: --batch 1")
-    layouts = options.framework in PARALLEL_FRAMEWORKS  # they have micro-batches of their own
-    if batch is not None and not search and not layouts:
-        raise InputError("--batch has no effect without a search", "add: --micro-batch auto")
+    layouts = options.framework in PARALLEL_FRAMEWORKS
     if options.layout and not layouts:
         raise InputError(
             f"--layout {options.layout} is not for --framework {options.framework}",
