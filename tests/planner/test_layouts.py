@@ -16,7 +16,7 @@ from tracedoc.planner.candidates import rank
 from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
 from tracedoc.planner.families import read_model_config
 from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, link_of
-from tracedoc.planner.layouts import Layout, data_parallel, layouts, stage_blocks
+from tracedoc.planner.layouts import Layout, Update, data_parallel, layouts, stage_blocks
 from tracedoc.planner.memory import model_states, peak_memory
 from tracedoc.planner.plan import Plan, advise, plan
 from tracedoc.planner.setup import PlanRequest, Question, Training
@@ -298,7 +298,7 @@ def test_stages_have_whole_blocks(blocks: int, family: str, stages: int, parts: 
 
 def test_every_layout_uses_all_gpus_and_splits_heads_inside_a_node(tmp_path: Path) -> None:
     shape = model(tmp_path, num_key_value_heads=4)
-    found = list(layouts(ask(shape, gpus=16), "torchtitan", 16))
+    found = list(layouts(ask(shape, gpus=16), "torchtitan", Update(16)))
     assert found
     for layout in found:
         assert layout.data * layout.tensor * layout.pipeline * layout.context == 16
@@ -314,7 +314,7 @@ def test_405b_on_512_h100_fits_as_it_was_trained(tmp_path: Path) -> None:
     question = Question(shape, Training(sequence=8192), 512, 64, gpu.memory_bytes)
     cluster = Cluster(gpu, link_of(gpu), find_link(gpu.network, across=True))
     assert not any(one.fits for one in rank(question, PlanRequest(cluster)) if one.family != "deepspeed")
-    every = layouts(question, "torchtitan", 512)
+    every = layouts(question, "torchtitan", Update(512))
     known = next(one for one in every if one.id == "tp8-pp8-fsdp8" and one.micro_batch == 1)
     assert peak_memory(question, known, checkpointing=True).total < gpu.memory_bytes
     chosen = advise(question, PlanRequest(cluster, framework="torchtitan")).chosen
@@ -330,6 +330,7 @@ TORCHTITAN = {
     "parallelism": {
         "data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree",
         "context_parallel_degree", "expert_parallel_degree", "pipeline_parallel_degree",
+        "context_parallel_rotate_method", "enable_async_tensor_parallel",
         "expert_tensor_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_microbatch_size",
     },
     "activation_checkpoint": {"mode", "selective_ac_option"},
@@ -355,7 +356,7 @@ MEGATRON = {
     "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
     "--moe-token-dispatcher-type", "--overlap-moe-expert-parallel-comm", "--use-distributed-optimizer",
     "--overlap-grad-reduce", "--overlap-param-gather", "--micro-batch-size", "--global-batch-size",
-    "--seq-length",
+    "--seq-length", "--cp-comm-type",
     "--max-position-embeddings", "--bf16", "--grad-reduce-in-bf16", "--fp16", "--fp8-format",
     "--transformer-impl", "--recompute-granularity", "--recompute-method", "--recompute-num-layers",
 }  # fmt: skip
@@ -405,8 +406,8 @@ def test_a_layout_is_named_where_it_is_faster_than_sharding_over_many_gpus() -> 
 
     def named(gpus: int) -> bool:
         question = Question(shape_from_parameters(70 * 10**9), Training(), gpus, gpus // 8, gpu.memory_bytes)
-        points = advise(question, PlanRequest(slow)).turning_points
-        return any(point.startswith("--framework torchtitan: ") for point in points)
+        summary = plan(question, PlanRequest(slow)).summary
+        return summary.partition(": ")[0].startswith("torchtitan is predicted ")
 
     assert named(64)
     assert not named(32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.candidates import Candidate, sequences_of_an_update
+from tracedoc.planner.candidates import Candidate, update_of
 from tracedoc.planner.hardware import Gpu, LinkKind
 from tracedoc.planner.memory import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
 from tracedoc.planner.setup import (
@@ -29,7 +29,10 @@ def assumptions(question: Question, request: PlanRequest, chosen: Candidate | No
         size = "1 sample" if training.micro_batch == 1 else f"{training.micro_batch} samples"
     each = f"Each GPU and step: {size}, {_rounds(training, question.gpus)}"
     if request.framework in PARALLEL_FRAMEWORKS:
-        sequences = sequences_of_an_update(question, request)
+        sequences = update_of(question, request).sequences or ""
+        if chosen is not None:
+            layout = chosen.layout
+            sequences = layout.data * layout.micro_batch * layout.rounds
         each = f"Each update: {sequences} sequences of {training.sequence} tokens, of all GPUs together"
     texts.append(
         f"{each}; {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError
 from tracedoc.planner.layouts import (
     STRATEGIES,
     Layout,
     Strategy,
+    Update,
     can_offload,
     can_train,
     data_parallel,
+    exchanges_heads,
     in_framework,
     layouts,
-    micro_batches,
     parse_layout,
     possible,
 )
@@ -272,25 +274,65 @@ def key(one: Candidate, request: PlanRequest) -> tuple[float, ...]:
 
 def _layout_candidates(question: Question, request: PlanRequest) -> list[Candidate]:
     """Return for each way of splitting the best of its micro-batches, schedules and checkpointing."""
-    sequences = sequences_of_an_update(question, request)
 
     def best(found: Iterable[Layout]) -> dict[str, Candidate]:
         chosen: dict[str, Candidate] = {}
         for layout in found:
+            layout = as_run(layout, request)
+            if not exchanges_heads(question, layout):
+                continue
             one = candidate(question, layout, request)
             known = chosen.get(one.strategy)
             if known is None or key(one, request) < key(known, request):
                 chosen[one.strategy] = one
         return chosen
 
-    size = question.training.micro_batch if request.keeps_micro_batch else None
-    every = best(layouts(question, request.framework, sequences, size))
+    every = best(layouts(question, request.framework, update_of(question, request)))
     if request.layout:
-        asked = parse_layout(request.layout, question, request.framework)
-        if size is None and request.keeps_accumulation:
-            size = max(1, sequences // asked.data // question.training.accumulation)
-        every |= best(micro_batches(asked, sequences, size))
+        asked = as_run(parse_layout(request.layout, question, request.framework), request)
+        if not exchanges_heads(question, asked):
+            raise InputError(
+                f"--layout {request.layout}: {asked.tensor * asked.context} GPUs cannot share the"
+                f" {question.model.heads} heads of {question.model.name}",
+                "take --context-parallel ring",
+            )
+        every |= best(update_of(question, request, asked).of(asked))
     return list(every.values())
+
+
+def update_of(question: Question, request: PlanRequest, asked: Layout | None = None) -> Update:
+    """The update that layouts are planned for; that of the layout ``asked`` about has its accumulation.
+
+    All others make as many sequences of it, in micro-batches of their own unless these are given.
+    """
+    training = question.training
+    rounds = training.accumulation if request.keeps_accumulation else None
+    if rounds and request.batch is None and not request.layout:
+        return Update(None, training.micro_batch, rounds)
+    size = training.micro_batch if request.keeps_micro_batch else None
+    every = sequences_of_an_update(question, request)
+    return Update(every, size, rounds if asked or not request.layout else None)
+
+
+OVERLAPPING_GBPS = 100.0
+"""GB/s of a link from which Transformer Engine sends parts of a product beside the next ones: NVLink's.
+
+Its buffers are written by the peers themselves, which PCIe between sockets does not allow.
+"""
+
+
+def as_run(layout: Layout, request: PlanRequest) -> Layout:
+    """The layout with what the request says of how its GPUs share a sequence and what they overlap."""
+    inside, overlaps = request.cluster.inside, request.overlaps
+    slow = inside is not None and inside.gbps < OVERLAPPING_GBPS
+    if overlaps is None and (slow or not request.sequence_parallel):
+        overlaps = tuple(name for name in layout.overlapped if name != "tensor")
+    return replace(
+        layout,
+        overlaps=overlaps,
+        context_by=request.context_by,
+        sequence_parallel=request.sequence_parallel,
+    )
 
 
 def sequences_of_an_update(question: Question, request: PlanRequest) -> int:

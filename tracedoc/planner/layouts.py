@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError
-from tracedoc.planner.setup import OPTIMIZERS, Question
+from tracedoc.planner.setup import OPTIMIZERS, PlanRequest, Question
 
 SHORTEST_PART = 4096
 """Tokens of a sequence below which it is not worth splitting."""
@@ -89,6 +89,12 @@ _OF_LAYOUTS = {
 """What the frameworks that split a model in other ways as well do with its states."""
 
 
+OVERLAPS = ("data", "tensor", "expert")
+"""Kinds of communication that can run beside computation: of states, of split matrices, of experts."""
+CONTEXTS = ("ring", "all-to-all", "gather")
+"""How GPUs share a sequence: keys and values go round, heads are exchanged for tokens, or all is gathered."""
+
+
 class Layout(msgspec.Struct, frozen=True):
     """How the GPUs share the work: ``data`` x ``context`` x ``pipeline`` x ``tensor`` of them.
 
@@ -97,7 +103,9 @@ class Layout(msgspec.Struct, frozen=True):
     ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence. Of data x context GPUs, ``expert``
     share the experts. Each update takes ``rounds`` micro-batches of ``micro_batch`` sequences; with
     ``chunks`` of 2 each stage is two parts of the model (interleaved 1F1B). What is trained data-parallel
-    alone has a size of 1 in all other ways.
+    alone has a size of 1 in all other ways. ``overlaps`` names of :data:`OVERLAPS` what is sent beside
+    computation, ``context_by`` one of :data:`CONTEXTS`. Without ``sequence_parallel`` a tensor group keeps
+    whole what its matrices do not split.
     """
 
     strategy: str
@@ -110,6 +118,21 @@ class Layout(msgspec.Struct, frozen=True):
     micro_batch: int = 1
     rounds: int = 1
     replicas: int = 1
+    overlaps: tuple[str, ...] | None = None
+    context_by: str = ""
+    sequence_parallel: bool = True
+
+    @property
+    def overlapped(self) -> tuple[str, ...]:
+        """Whose communication runs beside computation: as said, else as the framework's default is."""
+        if self.overlaps is not None:
+            return self.overlaps
+        return OVERLAPS if self.family == "megatron" else ("data",)
+
+    @property
+    def shares_context(self) -> str:
+        """How GPUs share a sequence, one of :data:`CONTEXTS`: as said, else as the framework's default is."""
+        return self.context_by or ("gather" if self.family == "torchtitan" else "ring")
 
     @property
     def states(self) -> Strategy:
@@ -327,10 +350,26 @@ def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], 
     )
 
 
-def check_layouts(question: Question, family: str) -> None:
+def exchanges_heads(question: Question, layout: Layout) -> bool:
+    """Whether each GPU of a sequence can take a part of the heads, where they are exchanged for tokens."""
+    parts, model = layout.tensor * layout.context, question.model
+    return layout.shares_context != "all-to-all" or model.assumed or model.heads % parts == 0
+
+
+def check_layouts(question: Question, request: PlanRequest) -> None:
     """Raise :class:`InputError` for what these frameworks do not train, or this file does not know."""
+    family = request.framework
     if question.gpus == 1:
         raise InputError(f"--framework {family} splits a model over several GPUs", "add: --gpus 8")
+    if family == "torchtitan" and request.context_by == "all-to-all":
+        raise InputError(
+            "torchtitan does not exchange heads for tokens", "take --context-parallel ring or gather"
+        )
+    if not request.sequence_parallel and (family == "torchtitan" or question.model.experts_met):
+        raise InputError(
+            f"--framework {family} has sequence parallelism with this model",
+            "leave out --no-sequence-parallel",
+        )
     for what, refused in _refused(question, family):
         if refused:
             raise InputError(
@@ -355,10 +394,30 @@ def _refused(question: Question, family: str) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def layouts(
-    question: Question, family: str, sequences: int, micro_batch: int | None = None
-) -> Iterator[Layout]:
-    """Yield the layouts of a framework for an update of so many sequences of all GPUs."""
+class Update(msgspec.Struct, frozen=True):
+    """The sequences of all GPUs for an update, in micro-batches of so many, so often; ``None`` is left open.
+
+    Without ``sequences`` the other two are there, and each layout has as many as that gives its groups.
+    """
+
+    sequences: int | None
+    micro_batch: int | None = None
+    rounds: int | None = None
+
+    def of(self, layout: Layout) -> Iterator[Layout]:
+        """Yield the layout with each micro-batch that makes its part of the update."""
+        if self.sequences is None:
+            yield replace(layout, micro_batch=self.micro_batch or 1, rounds=self.rounds or 1)
+            return
+        each, rest = divmod(self.sequences, layout.data)
+        size = self.micro_batch or (self.rounds and each // self.rounds)
+        for one in _powers(min(each, LARGEST_MICRO_BATCH)) if size is None else (size,):
+            if each and not rest and one and each % one == 0 and (self.rounds or each // one) == each // one:
+                yield replace(layout, micro_batch=one, rounds=each // one)
+
+
+def layouts(question: Question, family: str, update: Update) -> Iterator[Layout]:
+    """Yield the layouts of a framework for an update."""
     if any(refused for _, refused in _refused(question, family)):
         return
     model, gpus = question.model, question.gpus
@@ -370,7 +429,7 @@ def layouts(
             for context in _powers(gpus // tensor // pipeline):
                 data, rest = divmod(gpus, tensor * pipeline * context)
                 long = context == 1 or question.training.sequence // context >= SHORTEST_PART
-                if rest or not long or sequences % data:
+                if rest or not long:
                     continue
                 for expert in _powers(min(experts, data * context, LARGEST_EXPERT)):
                     if experts % expert or (data * context) % expert:
@@ -378,26 +437,17 @@ def layouts(
                     if family == "torchtitan" and expert > 1 and expert % context:
                         continue
                     base = Layout(family, data, tensor, pipeline, context, expert)
-                    yield from _schedules(base, model.blocks, sequences, micro_batch)
+                    yield from _schedules(base, model.blocks, update)
 
 
-def _schedules(base: Layout, blocks: int, sequences: int, micro_batch: int | None) -> Iterator[Layout]:
+def _schedules(base: Layout, blocks: int, update: Update) -> Iterator[Layout]:
     """Yield the layout with every schedule that makes stages do more than wait."""
-    for one in micro_batches(base, sequences, micro_batch):
+    for one in update.of(base):
         if one.pipeline > 1 and one.rounds < one.pipeline:
             continue
         yield one
         if one.pipeline > 1 and one.rounds % one.pipeline == 0 and blocks + 2 >= 4 * one.pipeline:
             yield replace(one, chunks=2)
-
-
-def micro_batches(layout: Layout, sequences: int, micro_batch: int | None) -> Iterator[Layout]:
-    """Yield the layout with every micro-batch that divides an update's sequences, or with the one given."""
-    each, rest = divmod(sequences, layout.data)
-    sizes = _powers(min(each, LARGEST_MICRO_BATCH)) if micro_batch is None else iter((micro_batch,))
-    for size in sizes:
-        if each and not rest and each % size == 0:
-            yield replace(layout, micro_batch=size, rounds=each // size)
 
 
 def _stages(question: Question, most: int) -> Iterator[int]:

@@ -15,6 +15,7 @@ from tracedoc.planner.activations import (
     kept_by_block,
     logit_bytes,
     outside_activations,
+    residual_activations,
 )
 from tracedoc.planner.layouts import Layout, Strategy, can_offload, stage_blocks
 from tracedoc.planner.setup import (
@@ -154,6 +155,7 @@ def _stored(question: Question, layout: Layout, number: int, *, checkpointing: b
     if model.step is not None:
         return model.step.kept(question.training.tokens, checkpointing=checkpointing)
     kept = kept_by_block(question, layout, checkpointing=checkpointing) / split
+    kept += _unsplit(question, layout, checkpointing=checkpointing)
     if not checkpointing:
         kept += _kept_whole(question, layout) - _saved_in_8_bits(question, layout) / split
     stored = _blocks(question, layout, number) * kept * _held(layout, number)
@@ -167,7 +169,8 @@ def _backward(question: Question, layout: Layout, *, checkpointing: bool) -> flo
     split, block = layout.split_work, block_activations(question, layout)
     gradients = block if question.model.step is not None else block_backward(question, layout)
     working = gradients / split + _gathered(question, layout) + _keys_and_values(question, layout)
-    return working + (block / split + _kept_whole(question, layout) if checkpointing else 0.0)
+    again = block / split + _kept_whole(question, layout) + _unsplit(question, layout, checkpointing=False)
+    return working + (again if checkpointing else 0.0)
 
 
 def _logits(question: Question, layout: Layout) -> tuple[float, float]:
@@ -190,12 +193,18 @@ def _kept_whole(question: Question, layout: Layout) -> float:
     return 2 * _gathered(question, layout) if layout.family == "torchtitan" else 0.0
 
 
-def _keys_and_values(question: Question, layout: Layout) -> float:
-    """The bytes of keys and values that torchtitan gathers of other parts of a sequence, and of gradients.
+def _unsplit(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+    """The bytes that a block keeps more where tensor parallelism leaves the residual stream whole."""
+    if layout.sequence_parallel:
+        return 0.0
+    if checkpointing:
+        return _gathered(question, layout)
+    return residual_activations(question, layout) * (1 - 1 / layout.tensor) / layout.context
 
-    Megatron passes keys and values on from GPU to GPU, part by part.
-    """
-    if layout.context == 1 or layout.family != "torchtitan":
+
+def _keys_and_values(question: Question, layout: Layout) -> float:
+    """The bytes of keys and values that are gathered of other parts of a sequence, and of their gradients."""
+    if layout.context == 1 or layout.shares_context != "gather":
         return 0.0
     c = PRECISIONS[question.training.precision].compute
     whole = 2 * c * question.model.kv_width * question.training.tokens / layout.tensor

@@ -14,8 +14,8 @@ from tracedoc.planner.candidates import (
     families,
     offered,
     rank,
-    sequences_of_an_update,
     step_range,
+    update_of,
     with_checkpointing,
 )
 from tracedoc.planner.choice import Change, changes, choose, turning_points
@@ -224,7 +224,7 @@ def advise(question: Question, request: PlanRequest) -> Advice:
     """Return the ranked strategies and the chosen one; raise :class:`InputError` for what cannot be."""
     check(question)
     if request.framework in PARALLEL_FRAMEWORKS:
-        check_layouts(question, request.framework)
+        check_layouts(question, request)
     if not offered(question, request):
         other = "all" if request.framework != "deepspeed" and question.gpus > 1 else "none"
         raise InputError(
@@ -238,7 +238,7 @@ def advise(question: Question, request: PlanRequest) -> Advice:
             "take --optimizer adamw, or leave out --offload",
         )
     if not candidates:
-        sequences = sequences_of_an_update(question, request)
+        sequences = update_of(question, request).sequences or "given"
         raise InputError(
             f"no layout divides the {sequences} sequences of an update evenly over {question.gpus} GPUs",
             f"take a multiple of the GPUs: --batch {question.gpus * question.training.micro_batch}",

@@ -222,7 +222,7 @@ def _communication(
             after += taken
             continue
         sent = each if transfer.every_round else last
-        first = taken / transfer.calls if transfer.of_states else 0.0
+        first = taken / (1.0 if transfer.exposed else transfer.calls) if transfer.of_states else 0.0
         share = exposed_share(gbps) if transfer.exposed is None else transfer.exposed
         sent.seconds += taken
         sent.unhidden += first

@@ -24,8 +24,8 @@ DDP_BUCKET_BYTES = 25 << 20
 MEGATRON_BUCKET = 40e6
 """Gradients that Megatron reduces in a call."""
 
-MEGATRON_EXPOSED = 0.5
-"""Share of tensor parallelism's communication that ``--tp-comm-overlap`` does not hide.
+OVERLAP_EXPOSED = 0.5
+"""Share of tensor parallelism's communication that is not hidden where it is overlapped.
 
 Fitted to NeMo's published runs (make bench-plan); taken for experts' all-to-all where it is overlapped.
 """
@@ -72,7 +72,9 @@ class Transfer(msgspec.Struct, frozen=True):
 def transfers(question: Question, layout: Layout, *, checkpointing: bool = False) -> tuple[Transfer, ...]:
     """The collectives of one update, those of one micro-batch where they travel in every round."""
     every = (*_of_states(question, layout), *_of_work(question, layout, checkpointing=checkpointing))
-    return tuple(one for one in every if one.group > 1 and one.size)
+    alone = () if "data" in layout.overlapped else ("data", "experts' data")
+    shown = (replace(one, exposed=1.0) if one.what in alone else one for one in every)
+    return tuple(one for one in shown if one.group > 1 and one.size)
 
 
 def _of_states(question: Question, layout: Layout) -> Iterator[Transfer]:
@@ -156,23 +158,41 @@ def _gathered_by_unit(question: Question, layout: Layout, weights: Weights) -> I
 def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iterator[Transfer]:
     """What the GPUs that share the work of a block, or its stages, send each other for a micro-batch."""
     training, model = question.training, question.model
-    c, megatron = PRECISIONS[training.precision].compute, layout.family == "megatron"
-    tensor, context = layout.tensor, layout.context
+    c, tensor, context = PRECISIONS[training.precision].compute, layout.tensor, layout.context
     _, blocks, _ = stage_blocks(model.blocks, layout)
     stream = training.tokens / context * model.hidden * c
     passes = 3 if checkpointing and training.checkpointing != "selective" else 2
     calls = blocks * 4 * passes
-    shown = MEGATRON_EXPOSED if megatron else 1.0
+    shown = OVERLAP_EXPOSED if "tensor" in layout.overlapped else 1.0
     yield Transfer("tensor", "all-gather", "forward", calls, calls * stream, tensor, exposed=shown)
-    keys, calls = 2 * model.kv_width / tensor * training.tokens * c, blocks * (passes + 1)
-    yield Transfer("context", "all-gather", "forward", calls, calls * keys, context, tensor)
+    yield _of_a_sequence(question, layout, blocks, passes)
     met = training.tokens / layout.split_work * max(1, model.experts_met) * model.hidden * c
-    calls, shown = blocks * 2 * passes, MEGATRON_EXPOSED if overlaps_experts(question, layout) else 1.0
+    calls, shown = blocks * 2 * passes, OVERLAP_EXPOSED if overlaps_experts(question, layout) else 1.0
     yield Transfer(
         "expert", "all-to-all", "forward", calls, calls * met, layout.expert, tensor, exposed=shown
     )
     edges, apart = 2 * layout.chunks, question.gpus // layout.pipeline
     yield Transfer("pipeline", "send", "forward", edges, edges * stream / tensor, layout.pipeline, apart)
+
+
+def _of_a_sequence(question: Question, layout: Layout, blocks: int, passes: int) -> Transfer:
+    """What the GPUs of a sequence send: keys and values of it all, or heads in exchange for tokens.
+
+    An exchange gathers queries, keys and values of a part of the heads, and gives their results back;
+    attention waits for it (Jacobs et al. 2023, arXiv 2309.14509). What goes round is sent beside attention.
+    """
+    model, tokens = question.model, question.training.tokens
+    each = PRECISIONS[question.training.precision].compute * tokens / layout.tensor
+    group, apart = layout.context, layout.tensor
+    if layout.shares_context == "all-to-all":
+        calls, size = blocks * 2 * passes, 2 * (model.q_width + model.kv_width) * each / group
+        return Transfer(
+            "context", "all-to-all", "forward", calls, blocks * passes * size, group, apart, exposed=1.0
+        )
+    calls = blocks * (passes + 1)
+    return Transfer(
+        "context", "all-gather", "forward", calls, calls * 2 * model.kv_width * each, group, apart
+    )
 
 
 def sent_in_an_update(question: Question, layout: Layout, *, checkpointing: bool) -> float:
@@ -221,4 +241,5 @@ def overlaps_experts(question: Question, layout: Layout) -> bool:
     """
     interleaved = layout.pipeline == 1 or layout.chunks > 1
     apart = _spans_nodes(question, layout.expert, layout.tensor)
-    return layout.family == "megatron" and layout.expert > 1 and apart and interleaved
+    able = layout.family == "megatron" and "expert" in layout.overlapped
+    return able and layout.expert > 1 and apart and interleaved

@@ -42,11 +42,20 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option("--seq", type=int, metavar="N", help="Tokens of a sequence. [2048, or what the model allows]")
 @click.option("--micro-batch", metavar="N", help="Sequences of a GPU at a time, or auto: the fastest. [1]")
 @click.option("--accumulation", type=int, metavar="N", help="Micro-batches for each update. [1]")
-@click.option(
-    "--batch", type=int, metavar="N", help="Sequences of all GPUs for each update, with auto or layouts."
-)
+@click.option("--batch", type=int, metavar="N", help="Sequences of all GPUs for each update.")
 @click.option(
     "--layout", metavar="LAYOUT", help="Answer for tp2-pp4-dp8 (cp, ep, vpp2) with torchtitan or megatron."
+)
+@click.option(
+    "--overlap",
+    metavar="WHAT",
+    help="Layouts: what is sent beside computation: none, or of data,tensor,expert.",
+)
+@click.option(
+    "--context-parallel", metavar="HOW", help="Layouts: share a sequence by ring, all-to-all or gather."
+)
+@click.option(
+    "--no-sequence-parallel", is_flag=True, help="Layouts: tensor parallelism splits matrices only."
 )
 @click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
 @click.option(

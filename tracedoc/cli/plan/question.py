@@ -23,6 +23,7 @@ from tracedoc.planner.hardware import (
     link_of,
     replace_gbps,
 )
+from tracedoc.planner.layouts import CONTEXTS, OVERLAPS
 from tracedoc.planner.measured import beside_computation, compare, peak_note, replayed_note, replayed_steps
 from tracedoc.planner.setup import (
     FRAMEWORKS,
@@ -56,6 +57,9 @@ class Options(msgspec.Struct, frozen=True):
     micro_batch: str | None = None
     accumulation: int | None = None
     batch: int | None = None
+    overlap: str | None = None
+    context_parallel: str | None = None
+    no_sequence_parallel: bool = False
     precision: str | None = None
     optimizer: str | None = None
     lora_rank: int | None = None
@@ -168,11 +172,25 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
     if batch is not None and batch < 1:
         raise InputError(f"--batch is {batch}, and must be 1 or more", "the least is: --batch 1")
     layouts = options.framework in PARALLEL_FRAMEWORKS
-    if options.layout and not layouts:
-        raise InputError(
-            f"--layout {options.layout} is not for --framework {options.framework}",
-            "add: --framework torchtitan, or megatron",
-        )
+    given = (
+        ("--layout", options.layout),
+        ("--overlap", options.overlap),
+        ("--context-parallel", options.context_parallel),
+        ("--no-sequence-parallel", options.no_sequence_parallel),
+    )
+    for option, value in given:
+        if value and not layouts:
+            word = f"{option} {value}" if isinstance(value, str) else option
+            raise InputError(
+                f"{word} is not for --framework {options.framework}",
+                "add: --framework torchtitan, or megatron",
+            )
+    named = () if options.overlap in (None, "none") else names_in(options.overlap or "")
+    overlaps = None if options.overlap is None else named
+    for name in overlaps or ():
+        _one_of("overlap", name, OVERLAPS)
+    if options.context_parallel:
+        _one_of("context-parallel", options.context_parallel, CONTEXTS)
     return PlanRequest(
         cluster,
         options.objective,
@@ -180,6 +198,9 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         options.utilisation,
         batch=batch,
         layout=options.layout or "",
+        overlaps=overlaps,
+        context_by=options.context_parallel or "",
+        sequence_parallel=not options.no_sequence_parallel,
         keeps_micro_batch=options.micro_batch is not None and not search,
         keeps_accumulation=options.accumulation is not None,
         search=search and not layouts,
