@@ -84,7 +84,7 @@ def _shape(folder: Path, keys: dict[str, Any]) -> Any:
 
 def _predicted(row: dict[str, Any], model: Any) -> Row:
     gpu = find_gpu(row["gpu"])
-    nodes = max(1, row["gpus"] // 8)
+    nodes = row.get("nodes", max(1, row["gpus"] // 8))
     training = Training(
         sequence=row["seq"],
         micro_batch=row["micro_batch"],
@@ -117,7 +117,10 @@ def _layout(row: dict[str, Any], question: Question) -> Layout:
     }
     data = row["gpus"] // (split["tensor"] * split["pipeline"] * split["context"])
     micro_batch, rounds = row["micro_batch"], row["accumulation"]
-    return Layout(row["layout"]["family"], data, **split, micro_batch=micro_batch, rounds=rounds)
+    overlaps = tuple(row["layout"]["overlaps"]) if "overlaps" in row["layout"] else None
+    return Layout(
+        row["layout"]["family"], data, **split, micro_batch=micro_batch, rounds=rounds, overlaps=overlaps
+    )
 
 
 def summary(some: Iterable[Row]) -> dict[str, float]:
@@ -142,12 +145,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rows", action="store_true", help="print every run")
     given = parser.parse_args(arguments)
     everything = list(rows())
-    print("source               rows  median  within 15 %  in range  refused  peaks  peaks within 10 %")
+    print(f"{'source':<32}  rows  median  within 15 %  in range  refused  peaks  peaks within 10 %")
     for source in dict.fromkeys(row.published["source"] for row in everything):
         found = summary(row for row in everything if row.published["source"] == source)
         peaks = f"{found['peaks within 10 %']:>17.0%}" if found["peaks"] else f"{'-':>17}"
         print(
-            f"{source:<19}{found['rows']:>6}{found['median']:>8.1%}{found['within 15 %']:>13.0%}"
+            f"{source:<32}{found['rows']:>6}{found['median']:>8.1%}{found['within 15 %']:>13.0%}"
             f"{found['in range']:>10.0%}{found['refused']:>9}{found['peaks']:>7}  {peaks}"
         )
     if given.rows:

@@ -113,9 +113,10 @@ def test_no_recommendation_is_beaten_by_a_row_of_its_table(experts: ModelShape) 
 
 
 @pytest.mark.soak
-def test_no_recommendation_of_2000_is_beaten(experts: ModelShape) -> None:
-    answered = sum(check(seed, experts) for seed in range(1000, 3000))
-    assert answered > 700
+@pytest.mark.parametrize("first", range(1000, 3000, 100))
+def test_no_recommendation_of_2000_is_beaten(first: int, experts: ModelShape) -> None:
+    answered = sum(check(seed, experts) for seed in range(first, first + 100))
+    assert answered > 35
 
 
 def test_a_row_beats_another_only_if_it_is_nowhere_worse(tmp_path: Path) -> None:

@@ -9,7 +9,15 @@ from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.timing import NARROW_SPREAD, WIDE_SPREAD, Step, exposed_share, predict, step_flops
+from tracedoc.planner.timing import (
+    NARROW_SPREAD,
+    WIDE_SPREAD,
+    WIDEST,
+    Step,
+    exposed_share,
+    predict,
+    step_flops,
+)
 
 P = 1_000_000_000
 LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
@@ -94,7 +102,8 @@ def test_the_range_shows_a_part_or_all_and_adds_the_spread() -> None:
     shown = 0.30 + 0.45 * 50 / 160
     assert found.best_ms == pytest.approx(low * (300 + first + 2 / 3 * shown * rest))
     assert found.expected_ms == pytest.approx(300 + first + shown * rest)
-    assert found.worst_ms == pytest.approx(high * (300 + 3 * 35))
+    assert found.worst_ms == pytest.approx(WIDEST * found.best_ms)
+    assert found.worst_ms < high * (300 + 3 * 35)  # all of it
 
 
 def test_a_step_is_never_shorter_than_its_link_needs() -> None:

@@ -108,8 +108,18 @@ def families(framework: str) -> tuple[str, ...]:
 
 
 def usable(question: Question, request: PlanRequest) -> list[Strategy]:
-    """Return the strategies of the framework that mean something on these GPUs."""
-    return [s for s in possible(question.gpus, question.nodes) if s.family in families(request.framework)]
+    """Return the strategies of the framework that mean something on these GPUs, and train what is asked."""
+    return [s for s in _meaningful(question, request) if s.family in families(request.framework)]
+
+
+def _meaningful(question: Question, request: PlanRequest) -> list[Strategy]:
+    return [
+        strategy
+        for strategy in possible(question.gpus, question.nodes)
+        if can_offload(strategy, question.training.offload)
+        and can_train(strategy, question)
+        and _can_say(strategy, request.framework)
+    ]
 
 
 def checkpointed(
@@ -204,10 +214,7 @@ def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
     else:
         found = [
             candidate(question, data_parallel(question, strategy.id), request)
-            for strategy in possible(question.gpus, question.nodes)
-            if can_offload(strategy, question.training.offload)
-            and can_train(strategy, question)
-            and _can_say(strategy, request.framework)
+            for strategy in _meaningful(question, request)
         ]
         found = _without_slow_variants(found, request)
         order = {name: number for number, name in enumerate(STRATEGIES)}
@@ -262,7 +269,9 @@ def offered(question: Question, request: PlanRequest) -> bool:
     """Whether the framework offloads what is asked, on so many GPUs."""
     if request.framework in PARALLEL_FRAMEWORKS:
         return question.training.offload == "none"
-    return any(can_offload(s, question.training.offload) for s in usable(question, request))
+    every = possible(question.gpus, question.nodes)
+    own = (s for s in every if s.family in families(request.framework))
+    return any(can_offload(s, question.training.offload) for s in own)
 
 
 def key(one: Candidate, request: PlanRequest) -> tuple[float, ...]:

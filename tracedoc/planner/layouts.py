@@ -283,7 +283,8 @@ def in_framework(question: Question, layout: Layout) -> Question:
     model = question.model
     tensors = min(model.mlp_tensors, 3 if model.gated else 2)
     norm = 2 if model.rms_norm else model.norm_bytes
-    fused = replace(model, norm_bytes=norm, mlp_tensors=tensors, dense_attention=False, score_bytes=0)
+    kernels = {"dense_attention": False, "math_attention": False, "score_bytes": 0}
+    fused = replace(model, norm_bytes=norm, mlp_tensors=tensors, **kernels)
     return asked.changed(model=fused, compiled=True, fused_attention=True)
 
 

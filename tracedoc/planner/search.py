@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tracedoc.errors import InputError
 from tracedoc.planner.candidates import Candidate, candidate, usable
 from tracedoc.planner.choice import chosen_for
-from tracedoc.planner.layouts import can_offload, can_train, data_parallel
+from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question
 
 LARGEST_FITTED_BATCH = 512
@@ -138,7 +138,6 @@ def _combinations(
 
 def _fitting(question: Question, request: PlanRequest) -> Iterator[Candidate]:
     for strategy in usable(question, request):
-        if can_offload(strategy, question.training.offload) and can_train(strategy, question):
-            one = candidate(question, data_parallel(question, strategy.id), request)
-            if one.fits and not one.tight:
-                yield one
+        one = candidate(question, data_parallel(question, strategy.id), request)
+        if not one.doubt:
+            yield one

@@ -24,7 +24,7 @@ DDP_BUCKET_BYTES = 25 << 20
 MEGATRON_BUCKET = 40e6
 """Gradients that Megatron reduces in a call."""
 
-OVERLAP_EXPOSED = 0.5
+OVERLAP_EXPOSED = 0.4
 """Share of tensor parallelism's communication that is not hidden where it is overlapped.
 
 Fitted to NeMo's published runs (make bench-plan); taken for experts' all-to-all where it is overlapped.
