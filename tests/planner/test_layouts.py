@@ -21,7 +21,7 @@ from tracedoc.planner.memory import model_states, peak_memory
 from tracedoc.planner.plan import Plan, advise, plan
 from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
-from tracedoc.planner.timing import NARROW_TRAFFIC, predict
+from tracedoc.planner.timing import NARROW_TRAFFIC, predict, step_flops
 from tracedoc.planner.traffic import Transfer, bandwidth, transfers
 
 NVLINK = LinkKind("nvlink", "NVLink", False, 400.0, 1.0, 0.0, "here")
@@ -254,6 +254,16 @@ def test_heads_are_exchanged_for_tokens_or_keys_sent_round(tmp_path: Path) -> No
         question, Layout("torchtitan", data=1, context=4, context_by="ring"), checkpointing=True
     )
     assert tomllib.loads(text)["parallelism"]["context_parallel_rotate_method"] == "alltoall"
+
+
+def test_megatrons_selective_recomputation_is_that_of_attention(tmp_path: Path) -> None:
+    """Fused attention keeps no scores, so that it saves nothing; its forward pass, 4 x 8 x 64 x 64 x 64."""
+    question, layout = ask(model(tmp_path), checkpointing="selective"), Layout("megatron", data=16)
+    kept = peak_memory(question, layout, checkpointing=True)
+    assert kept == peak_memory(question, layout, checkpointing=False)
+    again = step_flops(question, checkpointing=True, family="megatron")[2]
+    assert (again.matmul, again.attention) == (0.0, 4 * 8 * 64 * 64 * 64)
+    assert "--recompute-granularity selective" in megatron_arguments(question, layout, checkpointing=True)
 
 
 def test_without_sequence_parallelism_norms_and_inputs_are_kept_whole(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.planner.candidates import Candidate, update_of
-from tracedoc.planner.hardware import Gpu, LinkKind
+from tracedoc.planner.hardware import GPUS_OF_A_CPU, Gpu, LinkKind
 from tracedoc.planner.memory import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
 from tracedoc.planner.setup import (
     OPTIMIZERS,
@@ -92,7 +92,9 @@ def _arithmetic(request: PlanRequest, gpu: Gpu, peak: float) -> str:
     of = f"of {peak:g} TFLOP/s ({gpu.name})"
     if request.utilisation is not None:
         return f"arithmetic at {format_percent(request.utilisation)} {of}"
-    basis = "fitted to published runs" if gpu.matmul else "a guess: no run on it is published"
+    basis = "fitted to published runs"
+    if not gpu.matmul:
+        basis = "a guess: no run on it is published, so ranges are wide; tracedoc plan RUN narrows them"
     efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
     return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
 
@@ -115,8 +117,9 @@ def _about_time(
     )
     if request.framework in PARALLEL_FRAMEWORKS:
         hidden = (
-            "What tensor and expert parallelism send is not hidden, but half of the former by Megatron; of"
-            " the rest 30 to 75 % lengthen the step. Published runs of layouts spread by 30 %."
+            "What tensor and expert parallelism send is not hidden, but six tenths where it is overlapped; of"
+            " the rest 30 to 75 % lengthen the step. Published runs of layouts spread by 20 %, with experts"
+            " by 45 %."
         )
     texts = [f"Time: {arithmetic}. {hidden}"]
     used = [link for link in (inside, across) if link is not None]
@@ -128,6 +131,8 @@ def _about_time(
                 if link.measured
                 else f"{format_percent(link.efficiency)} of {link.gbps:g} GB/s ({place})"
             )
+            if link.near:
+                what += f", {format_percent(link.near)} among {GPUS_OF_A_CPU} GPUs of one CPU"
             texts.append(f"Link: {link.title} at {what}; {link.latency_us:g} us a call ({link.source}).")
     if question.training.offload != "none":
         texts.append(

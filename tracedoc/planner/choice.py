@@ -66,8 +66,8 @@ def choose(
         return None, "", ""
     asked = asked_for(usable.values(), question, request)
     if asked is not None and asked.doubt <= 1:
-        rule, text = _ASKED[bool(request.strategy)]
-        return asked, rule, text.format(**_numbers(asked, usable, question)).strip()
+        name, text = _ASKED[bool(request.strategy)]
+        return asked, name, text.format(**_numbers(asked, usable, question)).strip()
     situation = _situation(usable, fitting, question, request)
     for rule in decisions().rule:
         if not all(_holds(situation, condition) for condition in rule.when):

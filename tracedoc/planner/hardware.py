@@ -65,6 +65,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.name.startswith(("H", "B", "GB", "GH", "L4", "RTX 40", "RTX 50", "RTX 6000", "MI3"))
 
 
+GPUS_OF_A_CPU = 4
+"""GPUs that a server's CPU has on its own PCIe: half of the usual eight. Others are behind the other CPU."""
+
+
 class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One way to connect GPUs or nodes.
 
@@ -81,6 +85,12 @@ class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     measured: bool = False
     """Whether the bandwidth is that of collectives, of the run or from the user, and not a link's peak."""
+    near: float | None = None
+    """The share that up to :data:`GPUS_OF_A_CPU` GPUs reach among themselves, where fewer are nearer."""
+
+    def reached(self, span: int) -> float:
+        """The GB/s that large collectives reach among GPUs of which the first and last are so far apart."""
+        return self.gbps * (self.near if self.near and span <= GPUS_OF_A_CPU else self.efficiency)
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -183,13 +193,19 @@ def find_link(name: str, *, across: bool) -> LinkKind:
 def link_of(gpu: Gpu) -> LinkKind:
     """Return the link that a GPU has inside a node, with its own bandwidth."""
     link = next(link for link in links() if link.name == gpu.link)
+    if gpu.name.startswith(_WITHOUT_PEERS):
+        link = msgspec.structs.replace(link, near=None)
     return replace_gbps(link, gpu.link_gbps) if gpu.link_gbps else link
+
+
+_WITHOUT_PEERS = ("RTX 30", "RTX 40", "RTX 50")
+"""GPUs whose driver does not let them reach each other over PCIe: all they send goes through host memory."""
 
 
 def replace_gbps(link: LinkKind, gbps: float, *, measured: bool = False) -> LinkKind:
     """Return the link with another bandwidth; a measured one is what collectives reached."""
-    efficiency = 1.0 if measured else link.efficiency
-    return msgspec.structs.replace(link, gbps=gbps, efficiency=efficiency, measured=measured or link.measured)
+    changed = {"efficiency": 1.0, "near": None, "measured": True} if measured else {}
+    return msgspec.structs.replace(link, gbps=gbps, **changed)
 
 
 _RATES = {"GB": 1.0, "Gb": 1 / 8, "Gbit": 1 / 8, "gbit": 1 / 8, "MB": 1e-3, "mb": 1e-3, "TB": 1e3, "tb": 1e3}

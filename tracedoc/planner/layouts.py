@@ -323,7 +323,7 @@ def parse_layout(text: str, question: Question, family: str) -> Layout:
                 f"{option}: {part!r} is no part of a layout", f"{example}; parts: {', '.join(_WAYS)}"
             )
         sizes[_WAYS[match[1]]] = int(match[2])
-    asked = Layout(family, **{"data": 1, **sizes})
+    asked = replace(Layout(family, data=1), **sizes)
     others = asked.tensor * asked.pipeline * asked.context
     asked = replace(asked, data=sizes.get("data", max(1, question.gpus // others)))
     gpus = asked.data * others

@@ -110,6 +110,9 @@ def peak_memory(question: Question, layout: Layout, *, checkpointing: bool) -> M
     activations (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2), as context parallelism does.
     """
     stages = layout.pipeline
+    # Megatron's selective recomputation is that of attention scores, which no fused attention keeps.
+    alone = layout.family == "megatron" and question.training.checkpointing == "selective"
+    checkpointing = checkpointing and not alone
     numbers = sorted({0, min(1, stages - 1), stages - 1})
     every = (_stage_peak(question, layout, number, checkpointing=checkpointing) for number in numbers)
     return max(every, key=lambda memory: memory.total)

@@ -113,11 +113,12 @@ class Flops(msgspec.Struct, frozen=True):
         return self.matmul + self.attention
 
 
-def step_flops(question: Question, *, checkpointing: bool) -> tuple[Flops, Flops, Flops]:
+def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> tuple[Flops, Flops, Flops]:
     """Return the FLOPs of one micro-batch: forward, backward, and what checkpointing computes again.
 
     With adapters the weights' gradients are not computed: 4 FLOPs a parameter and token instead of 6. The
-    head and the loss are in no block and are not recomputed.
+    head and the loss are in no block and are not recomputed. Of the families, Megatron's selective
+    recomputation is that of attention alone.
     """
     model, training = question.model, question.training
     if model.step is not None:
@@ -130,6 +131,8 @@ def step_flops(question: Question, *, checkpointing: bool) -> tuple[Flops, Flops
     backward = Flops(linear * (1 if question.frozen else 2), 2 * attention)
     if not checkpointing:
         return forward, backward, Flops(0.0, 0.0)
+    if training.checkpointing == "selective" and family == "megatron":
+        return forward, backward, Flops(0.0, attention)
     if training.checkpointing == "selective":
         return forward, backward, Flops(inside * (1 - kept_matmuls(question)), 0.0)
     return forward, backward, Flops(inside, attention)
@@ -177,7 +180,7 @@ def predict(
     if parts is None:
         return None
     if measured_compute_ms is not None:
-        forward, backward, again = step_flops(question, checkpointing=checkpointing)
+        forward, backward, again = step_flops(question, checkpointing=checkpointing, family=layout.family)
         once = forward.total + backward.total
         each = measured_compute_ms / 1e3 / layout.rounds
         parts = [f.total / once * each for f in (forward, backward, again)]
@@ -265,7 +268,7 @@ def _computation(
     peak = gpu.half_tflops if precision.compute == 2 else gpu.fp32_tflops
     if peak is None:
         return None
-    flops = step_flops(question, checkpointing=checkpointing)
+    flops = step_flops(question, checkpointing=checkpointing, family=layout.family)
     converted = _conversions(question, layout, gpu, checkpointing=checkpointing)
     if utilisation is not None:
         return [*(f.total / (peak * 1e12 * utilisation) for f in flops), converted]
@@ -290,9 +293,9 @@ def _computation(
 def _narrower(question: Question, layout: Layout) -> float:
     """The bytes that products of a layout move more for each FLOP, as their matrices are cut or are experts'.
 
-    A product of M x K by K x N moves 1/M + 1/N + 1/K numbers for each of its FLOPs. Those of matrices that are
-    not cut are in the fitted shares already; what an expert's move is held against a product of the model's
-    width.
+    A product of M x K by K x N moves 1/M + 1/N + 1/K numbers for each of its FLOPs. Those of matrices that
+    are not cut are in the fitted shares already; what an expert's move is held against a product of the
+    model's width.
     """
     model, training = question.model, question.training
     if layout.strategy in STRATEGIES:

@@ -13,7 +13,7 @@ from math import ceil
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.planner.hardware import Cluster, LinkKind
+from tracedoc.planner.hardware import Cluster
 from tracedoc.planner.layouts import Layout, stage_blocks
 from tracedoc.planner.memory import Weights, frozen_bytes, largest_stage, state_bytes
 from tracedoc.planner.setup import PRECISIONS, Question
@@ -210,14 +210,10 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     The GPUs between those of a ring have rings of their own, which share the adapters. In an all-to-all
     between nodes all GPUs of a node do.
     """
-
-    def reached(link: LinkKind) -> float:
-        return link.gbps * link.efficiency
-
     inside, across = cluster.inside, cluster.across
     group, distance, local = transfer.group, transfer.distance, question.gpus_per_node
     if not _spans_nodes(question, group, distance):
-        return (reached(inside), inside.latency_us * 1e-6) if inside else None
+        return (inside.reached(group * distance), inside.latency_us * 1e-6) if inside else None
     several = distance < local  # of the group are in a node
     if across is None or (inside is None and several):
         return None
@@ -225,9 +221,10 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     latency = across.latency_us * 1e-6 * max(0.25, group / 32)
     if transfer.op == "all-to-all" and inside is not None:
         away = (group - max(1, local // distance)) / (group - 1)
-        return 1 / (away * local / reached(across) + (1 - away) / reached(inside)), latency
-    shared = reached(across) / min(distance, local)
-    return (min(shared, reached(inside)) if inside and several else shared), latency
+        each = across.reached(local) / local
+        return 1 / (away / each + (1 - away) / inside.reached(local)), latency
+    shared = across.reached(local) / min(distance, local)
+    return (min(shared, inside.reached(local)) if inside and several else shared), latency
 
 
 def _spans_nodes(question: Question, group: int, distance: int) -> bool:
