@@ -17,7 +17,7 @@ from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
 from tracedoc.planner.families import read_model_config
 from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, link_of
 from tracedoc.planner.layouts import Layout, Update, data_parallel, layouts, stage_blocks
-from tracedoc.planner.memory import model_states, peak_memory
+from tracedoc.planner.memory import block_weights, model_states, peak_memory, stage_weights
 from tracedoc.planner.plan import Plan, advise, plan
 from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
@@ -290,6 +290,25 @@ def test_megatron_is_given_the_option_for_what_is_predicted_overlapped(tmp_path:
     assert word not in megatron_arguments(ask(shape, gpus=32), staged, checkpointing=False)
 
 
+def test_experts_that_are_not_cut_are_shared_by_the_gpus_of_a_matrix_as_well(tmp_path: Path) -> None:
+    """TP 2 on 16 GPUs: 16 whole experts over 16 GPUs, or 16 halves over 8 times 2; as many weights."""
+    question = ask(model(tmp_path, **MOE))
+    cut, whole = (
+        Layout("megatron", data=8, tensor=2, expert=8),
+        Layout("megatron", data=8, tensor=2, expert=16),
+    )
+    whole = replace(whole, expert_tensor=1)
+    assert block_weights(question, whole) == block_weights(question, cut)
+    assert (cut.expert_shards, whole.expert_shards) == (1, 1)
+    assert (cut.id, whole.id) == ("tp2-ep8-dp8", "tp2-ep16-dp8-etp1")
+    (sent_whole,) = sent(question, whole, "expert")
+    assert (sent_whole.group, sent_whole.distance) == (16, 1)
+    words = megatron_arguments(question, whole, checkpointing=False)
+    assert "--expert-tensor-parallel-size 1" in words
+    answer = asked_for(model(tmp_path, **MOE), "tp2-ep16-etp1", micro_batch=1, accumulation=2)
+    assert answer.recommended == whole.id
+
+
 def test_experts_are_shared_by_their_own_degree(tmp_path: Path) -> None:
     shape = model(tmp_path, **MOE)
     together = peak_memory(ask(shape), Layout("megatron", data=16), checkpointing=False).states
@@ -430,6 +449,7 @@ MEGATRON = {
     "--expert-model-parallel-size", "--sequence-parallel", "--tp-comm-overlap",
     "--num-virtual-stages-per-pipeline-rank", "--pipeline-model-parallel-layout",
     "--moe-token-dispatcher-type", "--overlap-moe-expert-parallel-comm", "--use-distributed-optimizer",
+    "--expert-tensor-parallel-size",
     "--overlap-grad-reduce", "--overlap-param-gather", "--micro-batch-size", "--global-batch-size",
     "--seq-length", "--cp-comm-type",
     "--max-position-embeddings", "--bf16", "--grad-reduce-in-bf16", "--fp16", "--fp8-format",
@@ -548,3 +568,25 @@ def test_a_layout_that_cannot_be_is_refused(layout: str, error: str, tmp_path: P
 def test_a_batch_that_contradicts_the_micro_batches_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="--batch 7 is not 2 x 4 of 16 groups"):
         asked_for(model(tmp_path), "dp16", micro_batch=2, accumulation=4, batch=7)
+
+
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "num_attention_heads": 4, "n_routed_experts": 16, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "moe_intermediate_size": 128, "q_lora_rank": 32, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 2,
+}  # fmt: skip
+
+
+def test_the_fullest_stage_is_one_without_the_leading_dense_blocks(tmp_path: Path) -> None:
+    """8 blocks in 4 stages; the 2 dense ones are the first stage, and each other has 2 full ones."""
+    shape = model(tmp_path, **DEEPSEEK)
+    question, layout = ask(shape, gpus=4), Layout("megatron", data=1, pipeline=4, rounds=4)
+    first, second = (stage_weights(question, layout, number).all for number in (0, 1))
+    assert second == pytest.approx(2 * shape.block_parameters)
+    inside = shape.parameters - shape.outside_parameters
+    assert first - END == pytest.approx(inside - 6 * shape.block_parameters)
+    assert second > 5 * first
+    whole = stage_weights(question, Layout("megatron", data=4, expert=4), 0)
+    assert whole.dense + 4 * whole.experts == pytest.approx(shape.parameters)
+    states = peak_memory(question, layout, checkpointing=False).states
+    assert states.optimizer == pytest.approx(12 * second)

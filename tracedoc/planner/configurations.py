@@ -375,7 +375,7 @@ def torchtitan_toml(question: Question, layout: Layout, *, checkpointing: bool) 
     if layout.tensor > 1 and "tensor" in layout.overlapped:
         parallelism.append(("enable_async_tensor_parallel", True))
     if layout.expert > 1:
-        parallelism.append(("expert_tensor_parallel_degree", layout.tensor))
+        parallelism.append(("expert_tensor_parallel_degree", layout.cut_experts))
     if layout.pipeline > 1:
         parallelism += [
             ("pipeline_parallel_schedule", "Interleaved1F1B" if layout.chunks > 1 else "1F1B"),
@@ -435,6 +435,8 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
         words.append(f"--num-virtual-stages-per-pipeline-rank {layout.chunks}")
     if model.experts_met:
         words += [f"--expert-model-parallel-size {layout.expert}", "--moe-token-dispatcher-type alltoall"]
+        if layout.tensor > 1:
+            words.append(f"--expert-tensor-parallel-size {layout.cut_experts}")
     if overlaps_experts(question, layout):
         words.append("--overlap-moe-expert-parallel-comm")
     words.append("--use-distributed-optimizer")

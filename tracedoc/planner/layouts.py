@@ -100,9 +100,10 @@ class Layout(msgspec.Struct, frozen=True):
 
     ``data`` groups see other sequences, and keep the states as ``strategy`` says, in so many ``replicas``.
     ``tensor`` GPUs share each matrix, and with sequence parallelism the activations between them;
-    ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence. Of data x context GPUs, ``expert``
-    share the experts. Each update takes ``rounds`` micro-batches of ``micro_batch`` sequences; with
-    ``chunks`` of 2 each stage is two parts of the model (interleaved 1F1B). What is trained data-parallel
+    ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence. The experts are spread over ``expert``
+    parts, and each is cut over ``expert_tensor`` GPUs: over as many as a matrix, where that is 0. Each update
+    takes ``rounds`` micro-batches of ``micro_batch`` sequences; with ``chunks`` of 2 each stage is two parts
+    of the model (interleaved 1F1B). What is trained data-parallel
     alone has a size of 1 in all other ways. ``overlaps`` names of :data:`OVERLAPS` what is sent beside
     computation, ``context_by`` one of :data:`CONTEXTS`. Without ``sequence_parallel`` a tensor group keeps
     whole what its matrices do not split.
@@ -115,6 +116,7 @@ class Layout(msgspec.Struct, frozen=True):
     context: int = 1
     expert: int = 1
     chunks: int = 1
+    expert_tensor: int = 0
     micro_batch: int = 1
     rounds: int = 1
     replicas: int = 1
@@ -155,6 +157,16 @@ class Layout(msgspec.Struct, frozen=True):
         return self.data * self.context // self.replicas
 
     @property
+    def cut_experts(self) -> int:
+        """Over how many GPUs each expert is cut."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def expert_shards(self) -> int:
+        """Over how many GPUs the states of an expert are sharded, where they are."""
+        return self.shards * self.tensor // (self.expert * self.cut_experts)
+
+    @property
     def split_work(self) -> int:
         """Over how many GPUs the work of each block is split."""
         return self.tensor * self.context
@@ -165,7 +177,8 @@ class Layout(msgspec.Struct, frozen=True):
         data = "FSDP" if self.family == "torchtitan" else "DP"
         sizes = (self.tensor, self.pipeline, self.context, self.expert, self.data)
         named = zip(("TP", "PP", "CP", "EP", data), sizes, strict=True)
-        return tuple(part for part in named if part[1] > 1) or ((data, 1),)
+        parts = tuple(part for part in named if part[1] > 1) or ((data, 1),)
+        return (*parts, ("ETP", self.cut_experts)) if self.cut_experts != self.tensor else parts
 
     @property
     def ways(self) -> int:
@@ -303,8 +316,8 @@ def stage_blocks(blocks: int, layout: Layout) -> tuple[int, int, int]:
 
 
 _WAYS = {
-    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vpp": "chunks",
-    "dp": "data", "fsdp": "data",
+    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "etp": "expert_tensor",
+    "vpp": "chunks", "dp": "data", "fsdp": "data",
 }  # fmt: skip
 """How layouts are typed, and what each part is."""
 
@@ -339,7 +352,8 @@ def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], 
     """Whether each thing that a layout needs is missing, with that in words."""
     model, heads = question.model, _kv_heads(question)
     experts = max((linear.count for linear in model.linears), default=1)
-    peers, expert, stages = layout.data * layout.context, layout.expert, layout.pipeline * layout.chunks
+    expert, stages = layout.expert, layout.pipeline * layout.chunks
+    peers = layout.data * layout.context * layout.tensor // layout.cut_experts
     whole = not model.assumed and (model.heads % layout.tensor or heads % layout.tensor)
     shared = f"{layout.tensor} GPUs cannot share its {model.heads} heads, {heads} of keys"
     return (

@@ -285,7 +285,7 @@ class Weights(msgspec.Struct, frozen=True):
 
         GPUs with other experts share no expert's states.
         """
-        return self.dense / layout.shards + self.experts * layout.expert / layout.shards
+        return self.dense / layout.shards + self.experts / layout.expert_shards
 
 
 def stage_weights(question: Question, layout: Layout, number: int) -> Weights:
@@ -293,7 +293,7 @@ def stage_weights(question: Question, layout: Layout, number: int) -> Weights:
     if layout.splits_states_alone:
         return Weights(question.trainable, 0.0)
     outside = _outside_weights(question, layout, number in (0, layout.pipeline - 1))
-    return _with_blocks(question, layout, _blocks(question, layout, number), outside)
+    return _with_blocks(question, layout, _blocks(question, layout, number), outside, first=number == 0)
 
 
 def largest_stage(question: Question, layout: Layout) -> Weights:
@@ -301,12 +301,23 @@ def largest_stage(question: Question, layout: Layout) -> Weights:
     if layout.splits_states_alone:
         return Weights(question.trainable, 0.0)
     _, blocks, _ = stage_blocks(question.model.blocks, layout)
-    return _with_blocks(question, layout, blocks, _outside_weights(question, layout, True))
+    outside = _outside_weights(question, layout, True)
+    return _with_blocks(question, layout, blocks, outside, first=layout.pipeline == 1)
 
 
-def _with_blocks(question: Question, layout: Layout, blocks: int, outside: float) -> Weights:
-    block = block_weights(question, layout)
-    return Weights(blocks * block.dense + outside, blocks * block.experts)
+def _with_blocks(question: Question, layout: Layout, blocks: int, outside: float, *, first: bool) -> Weights:
+    """The weights of so many blocks; the leading ones, which have no experts, are in the ``first`` stage."""
+    model, mean = question.model, block_weights(question, layout)
+    sparse = min((m.blocks or model.blocks for m in model.linears if m.count > 1), default=model.blocks)
+    leading = model.blocks - sparse
+    if not leading:
+        return Weights(blocks * mean.dense + outside, blocks * mean.experts)
+    full = block_weights(question, layout, largest=True)
+    missing = model.blocks * first * min(1.0, blocks / layout.chunks / leading)
+    return Weights(
+        blocks * full.dense - missing * (full.dense - mean.dense) + outside,
+        blocks * full.experts - missing * (full.experts - mean.experts),
+    )
 
 
 def _outside_weights(question: Question, layout: Layout, end: bool) -> float:
@@ -316,16 +327,18 @@ def _outside_weights(question: Question, layout: Layout, end: bool) -> float:
     return every / layout.tensor
 
 
-def block_weights(question: Question, layout: Layout) -> Weights:
-    """The weights of a mean block on one GPU; norms count as split, too."""
+def block_weights(question: Question, layout: Layout, *, largest: bool = False) -> Weights:
+    """The weights of a mean block on one GPU, or of the ``largest``; norms count as split, too."""
     model = question.model
-    every = (model.parameters - model.outside_parameters) / model.blocks / layout.tensor
-    if layout.expert == 1:
-        return Weights(every, 0.0)
+    every = (model.parameters - model.outside_parameters) / model.blocks
     spread = ((m, model.blocks if m.blocks is None else m.blocks) for m in model.linears if m.count > 1)
-    experts = sum(m.inputs * m.outputs * m.count * times for m, times in spread) / model.blocks
-    experts /= layout.tensor
-    return Weights(every - experts, experts / layout.expert)
+    experts = sum(
+        m.inputs * m.outputs * m.count * (1 if largest else times / model.blocks) for m, times in spread
+    )
+    every = model.block_parameters if largest else every
+    if layout.expert == 1 and layout.cut_experts == layout.tensor:
+        return Weights(every / layout.tensor, 0.0)
+    return Weights((every - experts) / layout.tensor, experts / (layout.expert * layout.cut_experts))
 
 
 def model_states(question: Question, layout: Layout) -> ModelStates:
@@ -463,8 +476,8 @@ def _largest_block(question: Question, layout: Layout) -> float:
     """The weights of the largest block on one GPU."""
     model = question.model
     experts = sum(m.inputs * m.outputs * m.count for m in model.linears if m.count > 1)
-    here = experts / layout.expert if layout.expert > 1 else experts
-    return (model.block_parameters - experts + here) / layout.tensor
+    here = experts / (layout.expert * layout.cut_experts)
+    return (model.block_parameters - experts) / layout.tensor + here
 
 
 def frozen_share(question: Question) -> float:

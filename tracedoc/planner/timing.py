@@ -306,7 +306,8 @@ def _narrower(question: Question, layout: Layout) -> float:
         sides = matrix.inputs, matrix.outputs
         narrow, wide = sorted(sides) if matrix.count > 1 else _sides(matrix, model)
         size = narrow * wide * (model.blocks if matrix.blocks is None else matrix.blocks)
-        more = layout.tensor / narrow - 1 / (narrow if matrix.count == 1 else model.hidden)
+        cut = layout.tensor if matrix.count == 1 else layout.cut_experts
+        more = cut / narrow - 1 / (narrow if matrix.count == 1 else model.hidden)
         if matrix.count > 1:
             size *= met
             more += matrix.count / (layout.expert * met * tokens) - 1 / tokens

@@ -111,10 +111,10 @@ def _zero_1_and_2(question: Question, layout: Layout, weights: Weights) -> Itera
 
 def _data_groups(layout: Layout, weights: Weights) -> tuple[tuple[str, float, int, int], ...]:
     """The weights that are sharded over the same GPUs: their name and number, the GPUs, how far apart."""
-    tensor, expert = layout.tensor, layout.expert
+    apart = layout.expert * layout.cut_experts
     return (
-        ("data", weights.dense, layout.shards, tensor),
-        ("experts' data", weights.experts, layout.shards // expert, tensor * expert),
+        ("data", weights.dense, layout.shards, layout.tensor),
+        ("experts' data", weights.experts, layout.expert_shards, apart),
     )
 
 
@@ -169,7 +169,14 @@ def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iter
     met = training.tokens / layout.split_work * max(1, model.experts_met) * model.hidden * c
     calls, shown = blocks * 2 * passes, OVERLAP_EXPOSED if overlaps_experts(question, layout) else 1.0
     yield Transfer(
-        "expert", "all-to-all", "forward", calls, calls * met, layout.expert, tensor, exposed=shown
+        "expert",
+        "all-to-all",
+        "forward",
+        calls,
+        calls * met,
+        layout.expert,
+        layout.cut_experts,
+        exposed=shown,
     )
     edges, apart = 2 * layout.chunks, question.gpus // layout.pipeline
     yield Transfer("pipeline", "send", "forward", edges, edges * stream / tensor, layout.pipeline, apart)
@@ -237,6 +244,6 @@ def overlaps_experts(question: Question, layout: Layout) -> bool:
     Its pipelines have to be interleaved for that.
     """
     interleaved = layout.pipeline == 1 or layout.chunks > 1
-    apart = _spans_nodes(question, layout.expert, layout.tensor)
+    apart = _spans_nodes(question, layout.expert, layout.cut_experts)
     able = layout.family == "megatron" and "expert" in layout.overlapped
     return able and layout.expert > 1 and apart and interleaved

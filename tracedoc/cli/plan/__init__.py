@@ -44,7 +44,9 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option("--accumulation", type=int, metavar="N", help="Micro-batches for each update. [1]")
 @click.option("--batch", type=int, metavar="N", help="Sequences of all GPUs for each update.")
 @click.option(
-    "--layout", metavar="LAYOUT", help="Answer for tp2-pp4-dp8 (cp, ep, vpp2) with torchtitan or megatron."
+    "--layout",
+    metavar="LAYOUT",
+    help="Answer for tp2-pp4-dp8 (cp, ep, etp, vpp2) with torchtitan or megatron.",
 )
 @click.option(
     "--overlap",
