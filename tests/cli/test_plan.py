@@ -51,7 +51,7 @@ def test_what_does_not_fit_names_the_smallest_change_and_asks_again(repository: 
     done = run(repository, *DOES_NOT_FIT)
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("Nothing fits: each of 4 GPUs has 40 GB, and even ")
+    assert lines[0].startswith("Nothing fits: each of 4 GPUs has 42.4 GB, and even ")
     assert "The smallest change that would: 8 GPUs instead of 4 (" in lines[0]
     again = lines[-1].removeprefix("next: tracedoc plan ").split()
     assert not run(repository, *again).stdout.startswith("Nothing fits")
@@ -178,7 +178,7 @@ def test_a_diagnosis_is_as_good_as_its_traces(repository: Path, tmp_path: Path) 
         (("--params", "-7e9", "--gpu", "L4"), "not positive", "7e9"),
         (("--params", "7e9", "--gpu", "L4", "--gpus", "0"), "--gpus is 0", "--gpus 1"),
         (("--params", "7e9", "--gpu", "L4", "--gpus", "-2"), "--gpus is -2", "--gpus 1"),
-        (("--params", "7e9", "--gpu", "L44"), "no GPU is known as 'L44'", "known: A100"),
+        (("--params", "7e9", "--gpu", "L44"), "no GPU is known as 'L44'", "nearest: L4, "),
         (("--params", "7e9", "--gpu", "L4", "--lora-rank", "5000"), "hidden size", "--lora-rank 64"),
         (("--params", "7e9", "--gpu", "L4", "--lora-rank", "0"), "must be 1 or more", "--lora-rank 16"),
         (("--params", "7e9", "--gpu", "L4", "--gpus", "6", "--nodes", "4"), "do not divide", "--gpus 8"),

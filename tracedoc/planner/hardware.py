@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from functools import lru_cache
 from importlib.resources import files
@@ -131,12 +132,27 @@ def find_gpu(name: str) -> Gpu:
     found = gpu_of_device(name)
     if found is not None:
         return found
-    names = [gpu.name for gpu in gpus()]
-    near = did_you_mean(_tidy(name), [n.lower() for n in names])
     raise InputError(
-        f"no GPU is known as {name!r}{near}",
-        f"known: {', '.join(names)}; or describe it: --gpu-memory 24GB",
+        f"no GPU is known as {name!r}{did_you_mean(_tidy(name), [gpu.name.lower() for gpu in gpus()])}",
+        f"nearest: {', '.join(_nearest(_tidy(name)))}; or describe it: --gpu-memory 24GB",
     )
+
+
+def _nearest(name: str) -> list[str]:
+    """The three GPUs whose names have most words of this one, and are most like it."""
+
+    def likeness(gpu: Gpu) -> tuple[int, float]:
+        other = _tidy(gpu.name)
+        common = len(set(name.split()) & set(other.split()))
+        return common, difflib.SequenceMatcher(None, name, other).ratio()
+
+    return [gpu.name for gpu in sorted(gpus(), key=likeness, reverse=True)[:3]]
+
+
+def sold_as(memory_gb: float) -> float:
+    """The bytes that programs have of a GPU sold with so many GB: the least of the table, else so many 1e9."""
+    alike = (gpu.memory_bytes for gpu in gpus() if gpu.memory_gb == memory_gb)
+    return min(alike, default=memory_gb * 1e9)
 
 
 def gpu_of_device(name: str, memory_bytes: float | None = None) -> Gpu | None:

@@ -22,6 +22,7 @@ from tracedoc.planner.hardware import (
     gpu_of_device,
     link_of,
     replace_gbps,
+    sold_as,
 )
 from tracedoc.planner.layouts import CONTEXTS, OVERLAPS
 from tracedoc.planner.measured import beside_computation, compare, peak_note, replayed_note, replayed_steps
@@ -363,7 +364,11 @@ def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
     name = options.gpu_name
     gpu = find_gpu(name) if name else (gpu_of_device(found.device, found.memory_bytes) if found else None)
     if options.gpu_memory:
-        return gpu, parse_size(options.gpu_memory, "--gpu-memory")
+        size = parse_size(options.gpu_memory, "--gpu-memory")
+        sold = re.fullmatch(r"\s*[\d.]+\s*GB\s*", options.gpu_memory, re.IGNORECASE)
+        if sold and gpu is not None and gpu.memory_gb * 1e9 == size:
+            return gpu, gpu.memory_bytes
+        return gpu, sold_as(size / 1e9) if sold else size
     if found is not None and found.memory_bytes and name is None:
         return gpu, found.memory_bytes
     if gpu is None:
