@@ -52,7 +52,7 @@ def test_what_does_not_fit_names_the_smallest_change_and_asks_again(repository: 
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[0].startswith("Nothing fits: each of 4 GPUs has 42.4 GB, and even ")
-    assert "The smallest change that would: 8 GPUs instead of 4 (" in lines[0]
+    assert "The smallest change that would: 8-bit AdamW (" in lines[0]
     again = lines[-1].removeprefix("next: tracedoc plan ").split()
     assert not run(repository, *again).stdout.startswith("Nothing fits")
 

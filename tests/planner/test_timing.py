@@ -12,7 +12,7 @@ from tracedoc.planner.shape import shape_from_parameters
 from tracedoc.planner.timing import (
     NARROW_SPREAD,
     WIDE_SPREAD,
-    WIDEST,
+    WIDEST_RANGE,
     Step,
     exposed_share,
     predict,
@@ -102,7 +102,7 @@ def test_the_range_shows_a_part_or_all_and_adds_the_spread() -> None:
     shown = 0.30 + 0.45 * 50 / 160
     assert found.best_ms == pytest.approx(low * (300 + first + 2 / 3 * shown * rest))
     assert found.expected_ms == pytest.approx(300 + first + shown * rest)
-    assert found.worst_ms == pytest.approx(WIDEST * found.best_ms)
+    assert found.worst_ms == pytest.approx(WIDEST_RANGE * found.best_ms)
     assert found.worst_ms < high * (300 + 3 * 35)  # all of it
 
 

@@ -150,7 +150,7 @@ def _nearest(name: str) -> list[str]:
 
 
 def sold_as(memory_gb: float) -> float:
-    """The bytes that programs have of a GPU sold with so many GB: the least of the table, else so many 1e9."""
+    """The bytes that programs have of a GPU sold with so many GB: the least in the table, else 1e9 each."""
     alike = (gpu.memory_bytes for gpu in gpus() if gpu.memory_gb == memory_gb)
     return min(alike, default=memory_gb * 1e9)
 

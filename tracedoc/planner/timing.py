@@ -42,7 +42,7 @@ FP8_SPEEDUP = 1.45
 
 NARROW_SPREAD, WIDE_SPREAD = (0.91, 1.15), (0.72, 1.40)
 """Spread around the prediction, for GPUs of which runs are published and for others."""
-WIDEST = 1.5
+WIDEST_RANGE = 1.5
 """The most that the worst of a range is over its best, for GPUs of which runs are published."""
 NARROW_SPLIT, EXPERTS_SPLIT, WIDE_SPLIT = (0.83, 1.20), (0.78, 1.45), (0.65, 1.60)
 """Spread of layouts: of dense models, of those with experts, and for GPUs of which no run is published.
@@ -207,7 +207,7 @@ def predict(
         low, high = NARROW_SPREAD if known else WIDE_SPREAD
         best = low * step(2 / 3, lambda sent: sent.exposed)
         worst = high * step(1.0, lambda sent: sent.seconds - sent.unhidden)
-        worst = min(worst, max(WIDEST * best, high * expected)) if known else worst
+        worst = min(worst, max(WIDEST_RANGE * best, high * expected)) if known else worst
     else:
         narrow = EXPERTS_SPLIT if question.model.experts_met else NARROW_SPLIT
         best, worst = (end * expected for end in (narrow if known else WIDE_SPLIT))
