@@ -80,6 +80,13 @@ def test_one_node_is_named_first_where_the_network_is_too_slow() -> None:
     assert "HYBRID_SHARD" in answer.summary  # what was asked about is still answered
 
 
+def test_fewer_gpus_are_held_against_the_best_row_and_not_against_what_was_asked_for() -> None:
+    """Over PCIe TP 4 is slower than 4 GPUs in a pipeline, but not so the pipelines of 8."""
+    answer = ask(8e9, 8, "A100 PCIe 80GB", framework="megatron", layout="tp4-dp2", batch=32)
+    assert answer.faster is not None
+    assert answer.alternatives == ()
+
+
 def test_another_framework_is_named_first_where_it_is_faster() -> None:
     answer = ask(70e9, 128, "A100 80GB", nodes=16, network="100Gbit/s")
     assert "torchtitan is predicted " in answer.summary.partition(". ")[0]

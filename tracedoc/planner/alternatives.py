@@ -13,13 +13,13 @@ from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question
 from tracedoc.units import format_percent
 
 CLEARLY = 1.1
-"""How many times the tokens a second of what is recommended are worth changing machines or framework for."""
+"""How many times the tokens a second are worth changing machines or framework for."""
 MANY_GPUS = 64
 """From so many GPUs on other frameworks are compared with torchtitan, whose models are written for it."""
 
 
 class Alternative(msgspec.Struct, frozen=True):
-    """A faster way to train the same: ``times`` as many tokens a second as what is recommended.
+    """A faster way to train the same: ``times`` as many tokens a second as the best on all of the GPUs.
 
     ``what`` says it in a sentence, ``option`` asks for it on the command line.
     """
@@ -32,9 +32,12 @@ class Alternative(msgspec.Struct, frozen=True):
     tokens_per_second: float
 
 
-def alternatives(question: Question, request: PlanRequest, chosen: Candidate) -> Iterator[Alternative]:
-    """Yield the fastest way with fewer GPUs and the fastest framework, where they are clearly faster."""
-    if chosen.tokens_per_second is None or request.objective == "memory":
+def alternatives(question: Question, request: PlanRequest, best: Candidate) -> Iterator[Alternative]:
+    """Yield the fastest way with fewer GPUs and the fastest framework, where they are clearly faster.
+
+    ``best`` is what is fastest of the framework on all of the GPUs.
+    """
+    if best.tokens_per_second is None or request.objective == "memory":
         return
     for tries in (_fewer(question, request), _frameworks(question, request)):
         fitting = ((what, option, chosen_for(q, r)) for what, option, q, r in tries)
@@ -44,7 +47,7 @@ def alternatives(question: Question, request: PlanRequest, chosen: Candidate) ->
             if one is not None and one.tokens_per_second and not one.tight
         ]
         for rate, what, option, one in sorted(timed, key=lambda found: -found[0])[:1]:
-            times = rate / chosen.tokens_per_second
+            times = rate / best.tokens_per_second
             if times >= CLEARLY:
                 title = with_checkpointing(one.title, one.checkpointing, selective=one.selective)
                 faster = f"{times:.2g} times as fast" if times >= 2 else f"{format_percent(times - 1)} faster"

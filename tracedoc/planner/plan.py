@@ -260,11 +260,17 @@ def advise(question: Question, request: PlanRequest) -> Advice:
         rule=rule,
         because=because,
         changes=needed,
-        alternatives=tuple(alternatives(question, left_open, chosen)) if chosen else (),
+        alternatives=tuple(alternatives(question, left_open, _fastest(chosen, own))) if chosen else (),
         turning_points=turning,
         least=min(own, key=lambda c: c.total_bytes),
         faster=_faster(chosen, own, request) if chosen else None,
     )
+
+
+def _fastest(chosen: Candidate, own: list[Candidate]) -> Candidate:
+    """Of what fits as surely as the chosen one, what is predicted to be the fastest."""
+    fitting = (one for one in own if one.doubt <= chosen.doubt)
+    return max(fitting, key=lambda one: one.tokens_per_second or 0.0)
 
 
 def _faster(chosen: Candidate, own: list[Candidate], request: PlanRequest) -> Candidate | None:

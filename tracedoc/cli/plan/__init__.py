@@ -51,7 +51,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option(
     "--overlap",
     metavar="WHAT",
-    help="Layouts: what is sent beside computation: none, or of data,tensor,expert.",
+    help="Layouts: what is sent beside computation: on, off, or of data,tensor,expert.",
 )
 @click.option(
     "--context-parallel", metavar="HOW", help="Layouts: share a sequence by ring, all-to-all or gather."
@@ -72,7 +72,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
     "--checkpointing",
     default="auto",
     metavar="WHEN",
-    help="on, selective, off, or auto: where needed. [auto]",
+    help="on (full), selective, off, or auto: where needed. [auto]",
 )
 @click.option("--loss", default="eager", metavar="NAME", help="eager, fused, or chunked. [eager]")
 @click.option("--compile", "compiled", is_flag=True, help="The model is compiled with torch.compile.")

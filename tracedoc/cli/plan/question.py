@@ -186,12 +186,10 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
                 f"{word} is not for --framework {options.framework}",
                 "add: --framework torchtitan, or megatron",
             )
-    named = () if options.overlap in (None, "none") else names_in(options.overlap or "")
-    overlaps = None if options.overlap is None else named
-    for name in overlaps or ():
-        _one_of("overlap", name, OVERLAPS)
-    if options.context_parallel:
-        _one_of("context-parallel", options.context_parallel, CONTEXTS)
+    overlaps = None if options.overlap is None else _overlaps(options.overlap)
+    context = _SAID_OTHERWISE.get(options.context_parallel or "", options.context_parallel or "")
+    if context:
+        _one_of("context-parallel", context, CONTEXTS)
     return PlanRequest(
         cluster,
         options.objective,
@@ -200,7 +198,7 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         batch=batch,
         layout=options.layout or "",
         overlaps=overlaps,
-        context_by=options.context_parallel or "",
+        context_by=context,
         sequence_parallel=not options.no_sequence_parallel,
         keeps_micro_batch=options.micro_batch is not None and not search,
         keeps_accumulation=options.accumulation is not None,
@@ -208,6 +206,19 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         tokens=parse_count(options.tokens, "--tokens") if options.tokens else None,
         price=price,
     )
+
+
+_SAID_OTHERWISE = {"p2p": "ring", "a2a": "all-to-all", "ulysses": "all-to-all", "all-gather": "gather"}
+"""Other names of the ways to share a sequence."""
+
+
+def _overlaps(text: str) -> tuple[str, ...]:
+    """What ``--overlap`` names: ``off`` and ``none``, ``on`` and ``all``, or kinds of communication."""
+    if text in ("off", "none", "on", "all"):
+        return OVERLAPS if text in ("on", "all") else ()
+    for name in names_in(text):
+        _one_of("overlap", name, OVERLAPS)
+    return names_in(text)
 
 
 def _machines(options: Options, found: Captured | None) -> tuple[int, int]:
@@ -249,7 +260,7 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         lora_rank=rank,
         lora_targets=names_in(options.lora_targets or ""),
         base_bits=4 if options.qlora else 16,
-        checkpointing=options.checkpointing,
+        checkpointing="on" if options.checkpointing == "full" else options.checkpointing,
         fused_attention=not options.no_fused_attention,
         offload=options.offload,
         loss=options.loss,
