@@ -1,8 +1,8 @@
 """Hold what ``tracedoc plan`` predicts against runs that others published: ``make bench-plan``.
 
 ``published_rows.json`` holds the runs with their sources. The constants of ``planner/timing.py`` and the
-shares in ``hardware.toml`` were fitted to the rows of llm-foundry, that of slow links to fms-fsdp, and those of
-layouts and of Blackwell to Megatron's (but for Nemotron and Grok) and to torchtitan's asynchronous tensor
+shares in ``hardware.toml`` were fitted to the rows of llm-foundry, that of slow links to fms-fsdp, and those
+of layouts and of Blackwell to Megatron's (but for Nemotron and Grok) and to torchtitan's asynchronous tensor
 parallelism; the others were left out.
 """
 
