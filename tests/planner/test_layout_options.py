@@ -146,3 +146,9 @@ def test_the_fullest_stage_is_one_without_the_leading_dense_blocks(tmp_path: Pat
     assert whole.dense + 4 * whole.experts == pytest.approx(shape.parameters)
     states = peak_memory(question, layout, checkpointing=False).states
     assert states.optimizer == pytest.approx(12 * second)
+
+
+def test_latent_attention_is_split_as_its_heads_are(tmp_path: Path) -> None:
+    """4 heads of 24 for queries, whose keys and values together are 20 wide each."""
+    answer = asked_for(model(tmp_path, **DEEPSEEK), "tp4-pp2-dp2", micro_batch=1, accumulation=4)
+    assert answer.recommended == "tp4-pp2-dp2"

@@ -71,7 +71,14 @@ def drawn(seed: int, experts: ModelShape) -> tuple[Question, PlanRequest]:
     searched = not layouts and known and draw.random() < 0.2
     batch = size * draw.choice([1, 4, 12]) if draw.random() < 0.2 else None
     request = PlanRequest(
-        cluster, draw.choice(["speed"] * 4 + ["memory"]), framework, batch=batch, search=searched
+        cluster,
+        draw.choice(["speed"] * 4 + ["memory"]),
+        framework,
+        batch=batch,
+        search=searched,
+        overlaps=draw.choice([None, None, (), ("data",)]) if layouts else None,
+        context_by=draw.choice(["", "", "ring", "gather"]) if layouts else "",
+        keeps_accumulation=draw.random() < 0.1,
     )
     return Question(model, training, size, nodes, gpu.memory_bytes), request
 

@@ -476,8 +476,10 @@ def _stages(question: Question, most: int) -> Iterator[int]:
 
 
 def _kv_heads(question: Question) -> int:
+    """The heads of keys; latent attention makes as many as there are of queries, narrower or wider ones."""
     model = question.model
-    return max(1, model.kv_width * model.heads // max(1, model.q_width))
+    head = max(1, model.q_width // max(1, model.heads))
+    return model.heads if model.kv_width % head else max(1, model.kv_width // head)
 
 
 def _powers(most: int) -> Iterator[int]:
