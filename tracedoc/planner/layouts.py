@@ -350,7 +350,7 @@ def parse_layout(text: str, question: Question, family: str) -> Layout:
 
 def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], ...]:
     """Whether each thing that a layout needs is missing, with that in words."""
-    model, heads = question.model, _kv_heads(question)
+    model, heads = question.model, question.model.kv_heads
     experts = max((linear.count for linear in model.linears), default=1)
     expert, stages = layout.expert, layout.pipeline * layout.chunks
     peers = layout.data * layout.context * layout.tensor // layout.cut_experts
@@ -438,7 +438,7 @@ def layouts(question: Question, family: str, update: Update) -> Iterator[Layout]
     model, gpus = question.model, question.gpus
     experts = max((linear.count for linear in model.linears), default=1)
     for tensor in _powers(question.gpus_per_node):
-        if not model.assumed and (model.heads % tensor or _kv_heads(question) % tensor):
+        if not model.assumed and (model.heads % tensor or question.model.kv_heads % tensor):
             continue
         for pipeline in _stages(question, gpus // tensor):
             for context in _powers(gpus // tensor // pipeline):
@@ -473,13 +473,6 @@ def _stages(question: Question, most: int) -> Iterator[int]:
         even = blocks % stages == 0 or (blocks + 2) % stages == 0
         if even or stages & (stages - 1) == 0:
             yield stages
-
-
-def _kv_heads(question: Question) -> int:
-    """The heads of keys; latent attention makes as many as there are of queries, narrower or wider ones."""
-    model = question.model
-    head = max(1, model.q_width // max(1, model.heads))
-    return model.heads if model.kv_width % head else max(1, model.kv_width // head)
 
 
 def _powers(most: int) -> Iterator[int]:

@@ -126,7 +126,9 @@ def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> 
     inside = max(0.0, 2.0 * (model.active_parameters - model.outside_parameters) * mean_tokens(question))
     linear = inside + 2.0 * min(model.active_parameters, model.outside_parameters) * training.tokens
     context = model.encoder_tokens or training.sequence
-    attention = 4.0 * model.blocks * model.attentions * model.q_width * context * mean_tokens(question)
+    attention = (
+        4.0 * model.blocks * model.attentions * model.attention_width * context * mean_tokens(question)
+    )
     forward = Flops(linear, attention)
     backward = Flops(linear * (1 if question.frozen else 2), 2 * attention)
     if not checkpointing:
