@@ -92,9 +92,11 @@ def _arithmetic(request: PlanRequest, gpu: Gpu, peak: float) -> str:
     of = f"of {peak:g} TFLOP/s ({gpu.name})"
     if request.utilisation is not None:
         return f"arithmetic at {format_percent(request.utilisation)} {of}"
-    basis = "fitted to published runs"
+    basis = gpu.source if gpu.source.startswith("measured") else "fitted to published runs"
     if not gpu.matmul:
-        basis = "a guess: no run on it is published, so ranges are wide; tracedoc plan RUN narrows them"
+        basis = (
+            "a guess, as no run on it is published: ranges are wide until --measure, or a RUN, narrows them"
+        )
     efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
     return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
 
@@ -132,7 +134,7 @@ def _about_time(
                 else f"{format_percent(link.efficiency)} of {link.gbps:g} GB/s ({place})"
             )
             if link.near:
-                what += f", {format_percent(link.near)} among {GPUS_OF_A_CPU} GPUs of one CPU"
+                what += f", {link.reached(GPUS_OF_A_CPU):.3g} GB/s among {GPUS_OF_A_CPU} GPUs of one CPU"
             texts.append(f"Link: {link.title} at {what}; {link.latency_us:g} us a call ({link.source}).")
     if question.training.offload != "none":
         texts.append(

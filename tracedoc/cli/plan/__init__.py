@@ -92,6 +92,9 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 )
 @click.option("--tokens", metavar="N", help="Tokens to train on, as 300B: adds days.")
 @click.option("--price", type=float, metavar="X", help="Price of a GPU and hour: adds the cost of --tokens.")
+@click.option(
+    "--measure", is_flag=True, help="Measure this machine's GPUs, under torchrun: plans on it take that."
+)
 @format_option("markdown")
 @output_option(".txt, .json or .md")
 @quiet_option
@@ -117,6 +120,11 @@ def plan(**given: object) -> None:
     """
     import msgspec
 
+    if given.pop("measure"):
+        from tracedoc.cli.plan.measure import measured
+
+        click.echo(measured(), nl=False)
+        return
     from tracedoc.cli.plan.question import Options, question_of
     from tracedoc.planner.plan import plan as make_plan
 

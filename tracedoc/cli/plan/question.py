@@ -25,6 +25,7 @@ from tracedoc.planner.hardware import (
     sold_as,
 )
 from tracedoc.planner.layouts import CONTEXTS, OVERLAPS
+from tracedoc.planner.machine import measured_gpu, on_this_machine
 from tracedoc.planner.measured import beside_computation, compare, peak_note, replayed_note, replayed_steps
 from tracedoc.planner.setup import (
     FRAMEWORKS,
@@ -99,11 +100,14 @@ def question_of(options: Options) -> tuple[Question, PlanRequest, tuple[str, ...
     count, machines = _machines(options, found)
     gpu, memory = _gpu(options, found)
     cluster = _cluster(options, gpu, machines, found)
+    own: tuple[str, ...] = ()
+    if found is None:
+        cluster, own = on_this_machine(cluster, keeps_link=options.link is not None)
     training = _as_scripted(options, script) if script else _training(options, gpu, model, found)
     _can_compute(gpu, training)
     question = Question(model, training, count, machines, memory)
     request = _request(options, cluster)
-    notes = (*(script.notes if script else ()), *_notes(options, found, machines, cluster))
+    notes = (*(script.notes if script else ()), *own, *_notes(options, found, machines, cluster))
     if found is not None and not (options.params or options.config or options.gpu_name):
         request, notes = _measured(question, request, options, found, notes)
     return question, request, notes
@@ -373,7 +377,10 @@ def _model(options: Options, found: Captured | None) -> ModelShape:
 
 def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
     name = options.gpu_name
-    gpu = find_gpu(name) if name else (gpu_of_device(found.device, found.memory_bytes) if found else None)
+    if found:
+        gpu = find_gpu(name) if name else gpu_of_device(found.device, found.memory_bytes)
+    else:
+        gpu = find_gpu(name) if name else measured_gpu()
     if options.gpu_memory:
         size = parse_size(options.gpu_memory, "--gpu-memory")
         sold = re.fullmatch(r"\s*[\d.]+\s*GB\s*", options.gpu_memory, re.IGNORECASE)
