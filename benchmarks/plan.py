@@ -20,7 +20,7 @@ from typing import Any
 
 from tracedoc.planner.candidates import may_fit
 from tracedoc.planner.families import read_model_config
-from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
+from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of, network_of
 from tracedoc.planner.layouts import Layout, data_parallel, in_framework
 from tracedoc.planner.memory import peak_memory
 from tracedoc.planner.setup import Question, Training
@@ -94,7 +94,10 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
         **{name: row[name] for name in _OF_TRAINING if name in row},
     )
     question = Question(model, training, row["gpus"], nodes, gpu.memory_bytes)
-    across = find_link(row.get("network", gpu.network), across=True) if nodes > 1 else None
+    across = None
+    if nodes > 1:
+        named = find_link(row["network"], across=True) if "network" in row else None
+        across = named or network_of(gpu.network, row["gpus"] // nodes)
     cluster, checkpointing = Cluster(gpu, link_of(gpu), across), row["checkpointing"] != "off"
     layout = _layout(row, question)
     asked = in_framework(question, layout)

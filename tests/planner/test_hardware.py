@@ -13,6 +13,7 @@ from tracedoc.planner.hardware import (
     gpus,
     link_of,
     links,
+    network_of,
     replace_gbps,
     sold_as,
 )
@@ -193,3 +194,8 @@ def test_memory_as_sold_is_the_least_that_such_gpus_report() -> None:
     assert sold_as(80) == pytest.approx(84.93e9)
     assert sold_as(24) == pytest.approx(23.5e9)
     assert sold_as(12) == 12e9
+
+
+def test_a_rack_has_the_adapters_of_as_many_nodes() -> None:
+    assert network_of("ib-8x400g", 8).gbps == network_of("ib-8x400g", 4).gbps == 400
+    assert network_of("ib-8x400g", 64).gbps == 3200

@@ -218,6 +218,12 @@ _WITHOUT_PEERS = ("RTX 30", "RTX 40", "RTX 50")
 """GPUs whose driver does not let them reach each other over PCIe: all they send goes through host memory."""
 
 
+def network_of(name: str, gpus_per_node: int) -> LinkKind:
+    """Return a network by its name: in the table that of a node of 8 GPUs, larger ones have more of it."""
+    link = find_link(name, across=True)
+    return replace_gbps(link, link.gbps * max(1.0, gpus_per_node / 8))
+
+
 def replace_gbps(link: LinkKind, gbps: float, *, measured: bool = False) -> LinkKind:
     """Return the link with another bandwidth; a measured one is what collectives reached."""
     changed = {"efficiency": 1.0, "near": None, "measured": True} if measured else {}

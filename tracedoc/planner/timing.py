@@ -50,14 +50,14 @@ NARROW_SPLIT, EXPERTS_SPLIT, WIDE_SPLIT = (0.83, 1.20), (0.78, 1.45), (0.65, 1.6
 Published runs with experts are spread wider: routing, launching and recomputation differ between recipes.
 """
 
-NARROW_TRAFFIC = 1.8
+NARROW_TRAFFIC = 1.9
 """How often what a product moves more, as its matrices are cut, crosses the memory of the GPU.
 
 Its kernels have fewer tiles beside which it could hide. Fitted to torchtitan's and Megatron's published runs.
 """
 MEGATRON_ATTENTION = 0.5
 """Share of the peak that Transformer Engine's attention reaches, fitted to NeMo's published runs."""
-MEGATRON_MATMUL = 1.08
+MEGATRON_MATMUL = 1.09
 """What Transformer Engine's products reach over what PyTorch's do, fitted to published runs in 16 bits."""
 LAUNCH_SECONDS = 7.7e-3
 """What the host needs to launch the kernels of a block with experts, forward and backward.
@@ -197,7 +197,9 @@ def predict(
 
     def step(shown: float, of: Callable[[_Sent], float]) -> float:
         # Where the link is the bottleneck, computation hides behind it.
-        computing = passes * (compute + waited + shown * of(each_round)) + shown * of(last)
+        # What travels once an update hides beside the first or last micro-batch alone.
+        once = max(shown * of(last), last.hideable - compute - waited)
+        computing = passes * (compute + waited + shown * of(each_round)) + once
         overlapped = max(computing, rounds * each_round.hideable + last.hideable)
         return fixed + overlapped + passes * each_round.unhidden + last.unhidden
 

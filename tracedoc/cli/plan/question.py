@@ -21,6 +21,7 @@ from tracedoc.planner.hardware import (
     find_link,
     gpu_of_device,
     link_of,
+    network_of,
     replace_gbps,
     sold_as,
 )
@@ -99,7 +100,7 @@ def question_of(options: Options) -> tuple[Question, PlanRequest, tuple[str, ...
     model = script.model if script else _model(options, found)
     count, machines = _machines(options, found)
     gpu, memory = _gpu(options, found)
-    cluster = _cluster(options, gpu, machines, found)
+    cluster = _cluster(options, gpu, (count, machines), found)
     own: tuple[str, ...] = ()
     if found is None:
         cluster, own = on_this_machine(cluster, keeps_link=options.link is not None)
@@ -397,14 +398,15 @@ def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
     return gpu, gpu.memory_bytes
 
 
-def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | None) -> Cluster:
+def _cluster(options: Options, gpu: Gpu | None, machines: tuple[int, int], found: Captured | None) -> Cluster:
+    gpus, nodes = machines
     link, network = options.link, options.network
     if network and nodes == 1:
         raise InputError("--network has no effect inside one node", "add: --nodes 2")
     inside = find_link(link, across=False) if link else (link_of(gpu) if gpu else None)
     across = find_link(network, across=True) if network else None
     if nodes > 1 and across is None:
-        across = find_link(gpu.network if gpu else ASSUMED_NETWORK, across=True)
+        across = network_of(gpu.network if gpu else ASSUMED_NETWORK, gpus // nodes)
     if found is not None and found.busbw_gbps:
         if found.nodes == 1 and link is None and inside is not None:
             inside = _as_measured(inside, found)
