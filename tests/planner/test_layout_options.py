@@ -152,3 +152,15 @@ def test_latent_attention_is_split_as_its_heads_are(tmp_path: Path) -> None:
     """4 heads of 24 for queries, whose keys and values together are 20 wide each."""
     answer = asked_for(model(tmp_path, **DEEPSEEK), "tp4-pp2-dp2", micro_batch=1, accumulation=4)
     assert answer.recommended == "tp4-pp2-dp2"
+
+
+def test_products_overlap_nothing_that_is_not_split(tmp_path: Path) -> None:
+    asked = asked_for(
+        model(tmp_path, **LARGE), "tp8-dp2", batch=16, sequence_parallel=False, overlaps=("data", "tensor")
+    ).strategies[0]
+    assert asked.layout.overlapped == ("data",)
+    off = asked_for(model(tmp_path, **LARGE), "tp8-dp2", batch=16, sequence_parallel=False, overlaps=())
+    assert off.strategies[0].layout.overlapped == ()
+    assert off.strategies[0].step is not None
+    assert asked.step is not None
+    assert off.strategies[0].step.expected_ms > asked.step.expected_ms

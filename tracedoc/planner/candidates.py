@@ -332,16 +332,17 @@ Its buffers are written by the peers themselves, which PCIe between sockets does
 
 def as_run(layout: Layout, request: PlanRequest) -> Layout:
     """The layout with what the request says of how its GPUs share a sequence and what they overlap."""
-    inside, overlaps = request.cluster.inside, request.overlaps
-    slow = inside is not None and inside.gbps < OVERLAPPING_GBPS
-    if overlaps is None and (slow or not request.sequence_parallel):
-        overlaps = tuple(name for name in layout.overlapped if name != "tensor")
-    return replace(
+    layout = replace(
         layout,
-        overlaps=overlaps,
+        overlaps=request.overlaps,
         context_by=request.context_by,
         sequence_parallel=request.sequence_parallel,
     )
+    inside = request.cluster.inside
+    slow = request.overlaps is None and inside is not None and inside.gbps < OVERLAPPING_GBPS
+    if request.sequence_parallel and not slow:
+        return layout
+    return replace(layout, overlaps=tuple(name for name in layout.overlapped if name != "tensor"))
 
 
 def sequences_of_an_update(question: Question, request: PlanRequest) -> int:

@@ -56,17 +56,17 @@ def configurations_of(question: Question, chosen: Candidate) -> tuple[Configurat
     if layout.family == "torchtitan":
         text = torchtitan_toml(question, layout, checkpointing=chosen.checkpointing)
         title = f"torchtitan ({TOML_NAME}), beside your [model], [optimizer] and data"
-        return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question)),)
+        return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question, layout)),)
     text = megatron_arguments(question, layout, checkpointing=chosen.checkpointing)
     title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your model, data and learning rate"
     note = "Source it in the shell that starts pretrain_gpt.py."
     return (Configuration(layout.family, title, "bash", text, note),)
 
 
-def _in_torchtitan(question: Question) -> str:
+def _in_torchtitan(question: Question, layout: Layout) -> str:
     training = question.training
     notes = []
-    if training.compiled:
+    if training.compiled or (layout.tensor > 1 and "tensor" in layout.overlapped):
         notes.append(
             "Compile as your version says it: [compile] enable = true, earlier [training] compile = true"
         )
