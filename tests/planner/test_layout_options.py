@@ -9,9 +9,12 @@ import tomllib
 from msgspec.structs import replace
 
 from tests.planner.test_layouts import CLUSTER, END, LARGE, MOE, ask, asked_for, model, sent
+from tracedoc.errors import InputError
 from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.memory import block_weights, peak_memory, stage_weights
+from tracedoc.planner.plan import plan
+from tracedoc.planner.setup import PlanRequest
 from tracedoc.planner.timing import NARROW_TRAFFIC, predict, step_flops
 
 
@@ -164,3 +167,19 @@ def test_products_overlap_nothing_that_is_not_split(tmp_path: Path) -> None:
     assert off.strategies[0].step is not None
     assert asked.step is not None
     assert off.strategies[0].step.expected_ms > asked.step.expected_ms
+
+
+def test_more_gpus_than_heads_of_keys_share_a_matrix_with_megatron_alone(tmp_path: Path) -> None:
+    shape = model(tmp_path, **LARGE, num_key_value_heads=4)
+    answer = asked_for(shape, "tp8-dp2", micro_batch=1, accumulation=2)
+    assert answer.recommended == "tp8-dp2"
+    with pytest.raises(InputError, match="8 GPUs cannot share its 32 heads, 4 of keys"):
+        asked_for(shape, "tp8-dp2", micro_batch=1, accumulation=2, framework="torchtitan")
+
+
+def test_a_layout_of_one_gpu_is_answered_where_it_is_asked_for(tmp_path: Path) -> None:
+    request = PlanRequest(CLUSTER, framework="megatron", layout="tp1")
+    answer = plan(ask(model(tmp_path), gpus=1), request)
+    assert answer.recommended == "dp1"
+    with pytest.raises(InputError, match="several GPUs"):
+        plan(ask(model(tmp_path), gpus=1), PlanRequest(CLUSTER, framework="megatron"))

@@ -354,7 +354,9 @@ def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], 
     experts = max((linear.count for linear in model.linears), default=1)
     expert, stages = layout.expert, layout.pipeline * layout.chunks
     peers = layout.data * layout.context * layout.tensor // layout.cut_experts
-    whole = not model.assumed and (model.heads % layout.tensor or heads % layout.tensor)
+    # Megatron copies the heads of keys where more GPUs share a matrix than there are of them.
+    copied = layout.family == "megatron" and layout.tensor % heads == 0
+    whole = not model.assumed and (model.heads % layout.tensor or (heads % layout.tensor and not copied))
     shared = f"{layout.tensor} GPUs cannot share its {model.heads} heads, {heads} of keys"
     return (
         (bool(whole), f"{model.name}: {shared}"),
@@ -374,7 +376,7 @@ def exchanges_heads(question: Question, layout: Layout) -> bool:
 def check_layouts(question: Question, request: PlanRequest) -> None:
     """Raise :class:`InputError` for what these frameworks do not train, or this file does not know."""
     family = request.framework
-    if question.gpus == 1:
+    if question.gpus == 1 and not request.layout:
         raise InputError(f"--framework {family} splits a model over several GPUs", "add: --gpus 8")
     if family == "torchtitan" and request.context_by == "all-to-all":
         raise InputError(
