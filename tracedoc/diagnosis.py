@@ -14,7 +14,7 @@ import msgspec
 import tracedoc
 from tracedoc.charts import MemoryCurve, Picture, TransferSpeeds, UnitTimeline, Waits
 from tracedoc.errors import Limit
-from tracedoc.ledger import Ledger
+from tracedoc.ledger import Ledger, Range
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport
 
 SCHEMA_VERSION = "2"
@@ -123,6 +123,9 @@ class RunInfo(msgspec.Struct, frozen=True):
     ``reader`` is what read the traces: "native", "python", or both where workers differ. ``settings`` are
     versions, variables and settings of the job by name, empty without a manifest. ``captured_at`` is when the
     first event happened, in UTC as RFC 3339 writes it, empty where the traces do not count from 1970.
+    ``command`` is what started the job, as the manifest tells, else "".
+    ``samples_per_s`` and ``tokens_per_s`` are those of ``ranks_seen`` together, in the analysed step;
+    ``None`` where they are not known.
     """
 
     world_size: int | None
@@ -138,6 +141,9 @@ class RunInfo(msgspec.Struct, frozen=True):
     reader: str = ""
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     captured_at: str = ""
+    command: str = ""
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -421,7 +427,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """Everything above. ``summary`` is the answer in one sentence.
 
     ``ledger`` is what each cause costs the mean captured step, ``None`` without a replay. ``plan`` are fixes
-    in the order in which they pay, each on top of those before it. ``budgets`` are the performance budgets
+    in the order in which they pay, each on top of those before it; ``gpu_hours`` is how many GPU-hours of a
+    day it gives back (low, likely, high), or the first fix where there is no plan: ``None`` where neither or
+    the number of GPUs is not known, and on CPUs. ``budgets`` are the performance budgets
     that the project set itself, ``rules_left_out`` the number of rules not selected.
     """
 
@@ -438,6 +446,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     ledger: Ledger | None = None
     plan: tuple[PlanStep, ...] = ()
     budgets: tuple[BudgetCheck, ...] = ()
+    gpu_hours: Range | None = None
     rules_left_out: int = 0
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
