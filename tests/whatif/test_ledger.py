@@ -189,26 +189,6 @@ def test_a_pause_of_the_host_is_no_launching(tmp_path):
     assert pause.share_ms == pytest.approx(28.0, abs=0.7)
 
 
-def test_a_place_is_named_that_has_most_of_a_cause(tmp_path):
-    """30 ms before the backward pass, in a range; 40 launches, each as long as the others, have no place."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        at = start
-        for number in range(40):
-            if number == 20:
-                builder.host("save_samples", at - 0.5, at + 29.0, category="user_annotation")
-                at += 30.0
-                builder.backward(at - 0.1, at + 20.0, thread="main")
-            builder.kernel(PRODUCT, at + 0.01, at + 0.11, launch_ms=at)
-            at += 1.0
-        builder.runtime("cudaDeviceSynchronize", at - 0.9, at - 0.88)
-        return at - 0.88
-
-    ledger = ledger_of(tmp_path, draw)
-    assert one_of(ledger, "host.pause").place == "before the backward pass: save_samples"
-    assert ":" not in one_of(ledger, "host.launch").place
-
-
 def test_memory_that_is_allocated_in_the_step_costs_the_calls(tmp_path):
     allocator = one_of(ledger_of(tmp_path, host_paced(freed_ms=25.0)), "host.allocator")
     assert allocator.alone_ms[1] == pytest.approx(25.0, abs=0.5)
