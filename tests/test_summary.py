@@ -111,7 +111,7 @@ def test_a_preview_rule_is_named_like_others(tmp_path: Path) -> None:
 
 def test_a_step_of_one_thing_is_not_said_to_vanish(tmp_path: Path) -> None:
     found = lanes(tmp_path, "allreduce 0-100 64MiB", ranks=2, keep=1)
-    assert found.summary.startswith("1 of 2 ranks captured. Exposed communication: 100 ms of the 101 ms step")
+    assert found.summary.startswith("1 of 2 ranks captured; exposed communication: 100 ms of the 101 ms step")
     assert "at best" not in found.summary or "-> 0 ms" not in found.summary
 
 

@@ -123,7 +123,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     ``reader`` is what read the traces: "native", "python", or both where workers differ. ``settings`` are
     versions, variables and settings of the job by name, empty without a manifest. ``captured_at`` is when the
     first event happened, in UTC as RFC 3339 writes it, empty where the traces do not count from 1970.
-    ``command`` is what started the job, as the manifest tells, else "".
+    ``name`` is that of the folder with all traces, "" where there is none or it names a host; ``command`` is
+    what started the job, as the manifest tells, else "".
     ``samples_per_s`` and ``tokens_per_s`` are those of ``ranks_seen`` together, in the analysed step;
     ``None`` where they are not known.
     """
@@ -141,6 +142,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     reader: str = ""
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     captured_at: str = ""
+    name: str = ""
     command: str = ""
     samples_per_s: float | None = None
     tokens_per_s: float | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from pathlib import PurePath
 
 from msgspec.structs import replace
 
@@ -31,6 +32,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.first_line import summarise
 from tracedoc.judge.fixes import fitting_first
+from tracedoc.judge.without_warning import lowered
 from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
@@ -87,7 +89,7 @@ def compose(
         "The measurements stand below.",
     )
     return Diagnosis(
-        summary=(_failure(limits, run) or _captured(info)) + summary,
+        summary=_with_capture(summary, _failure(limits, run), info),
         run=info,
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
@@ -148,13 +150,15 @@ def _failure(limits: tuple[Limit, ...], run: RunView) -> str:
     return f"The job failed: {words}. " if words else ""
 
 
-def _captured(info: RunInfo) -> str:
-    """What is wrong with the capture in a sentence: ranks are missing, or a step is not enough; else ""."""
+def _with_capture(summary: str, failure: str, info: RunInfo) -> str:
+    """The answer behind what is wrong with the capture: it failed, lacks ranks, or has a single step."""
+    if failure:
+        return failure + summary
     seen = len(info.ranks_seen)
     ranks = f"{seen} of {info.world_size} ranks" if info.world_size and seen < info.world_size else ""
     step = "one step" if info.steps_judged == 1 else ""
     words = " and ".join(filter(None, (ranks, step)))
-    return f"{words[0].upper()}{words[1:]} captured. " if words else ""
+    return f"{words[0].upper()}{words[1:]} captured; {lowered(summary)}" if words else summary
 
 
 def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
@@ -180,10 +184,18 @@ def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, .
         reader=", ".join(sorted({digest.reader for digest in run.digests if digest.reader})),
         settings=job_settings(run.job),
         captured_at=_captured_at(run),
+        name=_folder(run),
         command=run.job.command if run.job is not None else "",
         samples_per_s=_rate(measurements, samples_per_step),
         tokens_per_s=_rate(measurements, tokens_per_step),
     )
+
+
+def _folder(run: RunView) -> str:
+    """The name of the folder with all traces: never more of a path, and none that names a host."""
+    folders = {PurePath(digest.source).parent.name for digest in run.digests}
+    name = folders.pop() if len(folders) == 1 else ""
+    return "" if any(digest.host and digest.host in name for digest in run.digests) else name
 
 
 def _rate(measurements: Measurements, of_step: Fact) -> float | None:

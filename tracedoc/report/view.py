@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
 
 import msgspec
 from msgspec.structs import replace
@@ -127,7 +126,7 @@ class View(msgspec.Struct, frozen=True):
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     """The view of a diagnosis that all reports show; ``redact`` hides host names and absolute paths."""
-    name = one_line(plain(_folder(diagnosis)))
+    name = one_line(plain(diagnosis.run.name))
     if redact:
         diagnosis = redacted(diagnosis)
     diagnosis = map_text(diagnosis, plain)
@@ -138,7 +137,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     return View(
         diagnosis=diagnosis,
         name=name,
-        about=_about(diagnosis),
+        about=about_words(diagnosis.run, diagnosis.tool_version),
         run=_run_line(diagnosis),
         throughput=_throughput(diagnosis),
         waterfall=build_waterfall(diagnosis, jobs),
@@ -297,18 +296,11 @@ def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     return tuple(sorted(longest, key=lambda place: (place.rank, place.start_ns)))
 
 
-def _folder(diagnosis: Diagnosis) -> str:
-    """The name of the folder with all traces: never more of a path, and none that names a host."""
-    folders = {PurePath(source).parent.name for source in diagnosis.run.sources}
-    name = folders.pop() if len(folders) == 1 else ""
-    return "" if any(rank.host and rank.host in name for rank in diagnosis.ranks) else name
-
-
-def _about(diagnosis: Diagnosis) -> str:
-    run = diagnosis.run
+def about_words(run: RunInfo, tool_version: str = "") -> str:
+    """When and how a run was captured: its date, the versions, and the command of the job."""
     when = f"captured {run.captured_at[:16].replace('T', ' ')} UTC" if run.captured_at else ""
     torch = f"PyTorch {run.settings['torch']}" if "torch" in run.settings else ""
-    tool = f"tracedoc {diagnosis.tool_version}" if diagnosis.tool_version else "tracedoc"
+    tool = f"tracedoc {tool_version}" if tool_version else ""
     command = run.command if len(run.command) <= LONGEST_COMMAND else f"{run.command[:LONGEST_COMMAND]} ..."
     return ", ".join(filter(None, (when, torch, tool, command)))
 
