@@ -298,7 +298,10 @@ class FactRecord(msgspec.Struct, frozen=True):
 
 
 class CollectiveRow(msgspec.Struct, frozen=True):
-    """One kind of collective in the analysed step, over all its calls."""
+    """One kind of collective in the analysed step, over all its calls.
+
+    Where waiting is not known apart from transfer, ``least_busbw_gbps`` is what the link gives at least.
+    """
 
     op: str
     group: str
@@ -318,6 +321,7 @@ class CollectiveRow(msgspec.Struct, frozen=True):
     matched_calls: int = 0  # operations matched with other ranks, in all steps
     partial_calls: int = 0  # of these, those of which a rank was not captured
     last_arrivals: dict[str, int] = msgspec.field(default_factory=dict)  # how often each rank came last
+    least_busbw_gbps: float | None = None
 
 
 class UnitRow(msgspec.Struct, frozen=True):

@@ -65,7 +65,7 @@ from tracedoc.units import (
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _BACKTICKS = re.compile(r"`([^`]+)`")
-_QUANTITY = re.compile(r"(\d) (%|[num]?s\b|[KMGT]i?B\b|GB/s)")
+_QUANTITY = re.compile(r"(\d) (%|[num]?s\b|[KMGT]i?B\b|[GMk]B/s)")
 
 MOST_STEPS_CARRIED = 20_000
 """Of all ranks together; each takes some 350 bytes."""
