@@ -196,7 +196,7 @@ def limits_of(base: Diagnosis, head: Diagnosis) -> Iterator[Limit]:
 
 
 def are_related(base: Diagnosis, head: Diagnosis) -> bool:
-    """Whether two runs may be of one job: of one model, arithmetic or command, or kernels of the same names."""
+    """Whether two runs may be of one job: one model, arithmetic or command, or kernels of the same names."""
     ties = [(side.run.settings.get(PARAMETERS), side.run.command, flop_of(side)) for side in (base, head)]
     (model, command, flop), (other_model, other_command, other_flop) = ties
     if model and other_model:
