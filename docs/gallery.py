@@ -27,7 +27,7 @@ def samples() -> list[str]:
 
 
 def write_gallery(folder: Path, names: list[str]) -> None:
-    """Write ``gallery.md``, with each sample under the symptom of its first finding, and its figure and page."""
+    """Write ``gallery.md``, each sample under the symptom of its first finding, and its figure and page."""
     folder.mkdir(parents=True, exist_ok=True)
     found: dict[str, list[str]] = {one["symptom"]: [] for one in _symptoms()} | {HEALTHY: []}
     for name in names:
@@ -36,8 +36,8 @@ def write_gallery(folder: Path, names: list[str]) -> None:
     lines = [
         "# Gallery of answers",
         "",
-        "By what you see of a job: what `tracedoc diagnose` says of the sample runs that the repository ships,",
-        "made with this version. The synthetic ones are of GPUs; those of CPUs were recorded from small jobs.",
+        "By what you see of a job: what `tracedoc diagnose` says of the sample runs of the repository, made",
+        "with this version. The synthetic ones are of GPUs; those of CPUs were recorded from small jobs.",
         "[The list of rules](rules/README.md) has those that may explain a symptom without a picture here.",
         "",
     ]
