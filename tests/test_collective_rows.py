@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.diagnosis import CollectiveRow
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.report.charts.detail_tables import collective_table
+from tracedoc.tables import CollectiveRow
 from tracedoc.testing import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
 

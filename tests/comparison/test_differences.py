@@ -8,15 +8,8 @@ from tests.example_diagnoses import sharded
 from tracedoc.comparison.compare import compare
 from tracedoc.comparison.differences import finding_changes
 from tracedoc.comparison.waterfall import compared_budget, late_rank
-from tracedoc.diagnosis import (
-    Budget,
-    BudgetLocation,
-    CollectiveRow,
-    Comparison,
-    Diagnosis,
-    FactRecord,
-    Verdict,
-)
+from tracedoc.diagnosis import Budget, BudgetLocation, Comparison, Diagnosis, FactRecord, Verdict
+from tracedoc.tables import CollectiveRow
 
 
 def with_settings(**settings: str) -> Diagnosis:

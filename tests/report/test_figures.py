@@ -107,7 +107,7 @@ def test_no_two_colours_that_meet_are_one_in_grey() -> None:
 
 @pytest.mark.parametrize("file_format", sorted(BEGINS))
 def test_figure_has_one_file(file_format: str) -> None:
-    diagnosis = replace(sharded(), summary=f"Costs $5_{{6}} and {HOSTILE}")
+    diagnosis = replace(sharded(), summary=f"Costs $5_{{6}} in `f` and {HOSTILE}")
     content = render_file(diagnosis, file_format)
     assert content.startswith(BEGINS[file_format])
     if file_format == "svg":
@@ -115,6 +115,7 @@ def test_figure_has_one_file(file_format: str) -> None:
         assert b"<script" not in content
         text = " ".join(ElementTree.fromstring(content).itertext())
         assert "$5_{6}" in text, "no formula"
+        assert "`" not in text
         assert "gpu-node" not in text
         assert not re.search(rb'(?:href|src)="(?!#|data:image/)', content), "nothing is fetched"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tracedoc
 from tracedoc.charts import Picture
-from tracedoc.step.named import MOST_KERNELS
+from tracedoc.step.named import NAMED_KERNELS
 from tracedoc.testing import TraceBuilder, parse_lanes
 
 
@@ -57,4 +57,4 @@ def test_of_many_kernels_the_longest_have_names(tmp_path: Path) -> None:
     picture = tracedoc.diagnose([tmp_path]).detail.picture
     assert picture is not None
     kernels = [name for _, _, name in named(picture, 0) if name in ("long", "short")]
-    assert kernels == MOST_KERNELS * ["long"]
+    assert kernels == NAMED_KERNELS * ["long"]

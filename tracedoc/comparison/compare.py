@@ -101,6 +101,7 @@ def _in_step_of(side: Diagnosis, compared_ms: float) -> RunInfo:
     run, share = side.run, (side.number("step_ms") or 0.0) / compared_ms if compared_ms > 0 else 0.0
     return replace(
         run,
+        name=side.name,
         samples_per_s=run.samples_per_s * share if run.samples_per_s and share else None,
         tokens_per_s=run.tokens_per_s * share if run.tokens_per_s and share else None,
     )

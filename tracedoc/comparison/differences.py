@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from tracedoc.comparison.scaling import flop_of, gpus
-from tracedoc.diagnosis import CollectiveRow, Diagnosis, Finding
+from tracedoc.diagnosis import Diagnosis, Finding
 from tracedoc.errors import Limit
 from tracedoc.run.job import PARAMETERS
+from tracedoc.tables import CollectiveRow
 
 MOST_KERNELS = 5
 """Kernels shown: those whose time changed most."""

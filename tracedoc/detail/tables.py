@@ -8,7 +8,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import (
+from tracedoc.ranks.matching import NO_OPERATION
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.shard_stalls import latest_arrivals
+from tracedoc.spans import Int64Array
+from tracedoc.step.rank_digest import RankDigest
+from tracedoc.tables import (
     AwayRow,
     CauseRow,
     CollectiveRow,
@@ -18,11 +23,6 @@ from tracedoc.diagnosis import (
     SyncRow,
     UnitRow,
 )
-from tracedoc.ranks.matching import NO_OPERATION
-from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.shard_stalls import latest_arrivals
-from tracedoc.spans import Int64Array
-from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.host import IDLE_WORK
 from tracedoc.timeline.shards.shard_units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
-from pathlib import PurePath
 
 from msgspec.structs import replace
 
@@ -25,6 +24,7 @@ from tracedoc.diagnosis import (
     Scalar,
     StepBudget,
     Strategy,
+    folder_of,
 )
 from tracedoc.errors import Failures, Limit
 from tracedoc.facts.catalog import Fact, FactTable
@@ -184,18 +184,11 @@ def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, .
         reader=", ".join(sorted({digest.reader for digest in run.digests if digest.reader})),
         settings=job_settings(run.job),
         captured_at=_captured_at(run),
-        name=_folder(run),
+        name=folder_of([one.source for one in run.digests], [one.host for one in run.digests]),
         command=run.job.command if run.job is not None else "",
         samples_per_s=_rate(measurements, samples_per_step),
         tokens_per_s=_rate(measurements, tokens_per_step),
     )
-
-
-def _folder(run: RunView) -> str:
-    """The name of the folder with all traces: never more of a path, and none that names a host."""
-    folders = {PurePath(digest.source).parent.name for digest in run.digests}
-    name = folders.pop() if len(folders) == 1 else ""
-    return "" if any(digest.host and digest.host in name for digest in run.digests) else name
 
 
 def _rate(measurements: Measurements, of_step: Fact) -> float | None:

@@ -283,7 +283,7 @@ def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements
     (worst,) = finding.ranks
     says = f"{finding.says} (every rank; rank {worst} is the worst)" if finding.says else ""
     message = before_full_stop(
-        finding.message, "the worst; the others are as slow, and wait for it meanwhile"
+        finding.message, "the worst: every rank has the cause, and the others wait meanwhile"
     )
     return replace(finding, ranks=measurements.ranks, says=says, message=message)
 

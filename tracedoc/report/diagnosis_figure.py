@@ -41,7 +41,7 @@ _LEGEND_COLUMNS = 4
 _ENDS = {TODAY: "soft", IDEAL: "gain", UNTOLD: "other"}
 """Colours of the lines of the waterfall that no finding tells."""
 
-_ROOM = 0.8
+_NOT_BESIDE = 0.8
 """What stands beside a bar that ends further to the right stands to its left, or within a longer one."""
 
 Panel = Callable[[Any], None]
@@ -109,7 +109,7 @@ def _waterfall(axis: Any, fall: Waterfall) -> None:
         colour = colours()[_ENDS.get(line.key, line.key)]
         axis.barh(at, max(line.share, 0.002), left=line.start, height=0.7, color=colour)
         note = f"  finding {line.number}" if line.number else ""
-        inside, right = line.share > _ROOM, line.start + line.share < _ROOM
+        inside, right = line.share > _NOT_BESIDE, line.start + line.share < _NOT_BESIDE
         axis.text(
             line.start + (line.share + 0.005 if right else 0.005 if inside else -0.005), at,
             f"{format_ms(line.ms)}  {line.percent}{note}", va="center",
@@ -322,7 +322,7 @@ def _words(view: View) -> dict[str, str]:
 
 
 def _shortened(text: str) -> str:
-    line = one_line(text)
+    line = one_line(text).replace("`", "")
     return line if len(line) <= _LONGEST_TITLE else f"{line[:_LONGEST_TITLE]} ..."
 
 

@@ -146,7 +146,9 @@ def _frame(axes: Any, sheet: Sheet, count: int) -> None:
     axes.tick_params(length=0, labelcolor=colours()["ink"])
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_color(colours()["soft"])
-    title = "\n".join(fill(plain(one_line(text)), 90) for text in (sheet.title, sheet.answer) if text)
+    title = "\n".join(
+        fill(plain(one_line(text)).replace("`", ""), 90) for text in (sheet.title, sheet.answer) if text
+    )
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=colours()["ink"])
     below = "\n".join(fill(plain(one_line(text)), 110) for text in (sheet.bars_caption, *sheet.about))
     axes.set_xlabel(below, loc="left", fontsize=8, color=colours()["soft"])

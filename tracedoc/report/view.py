@@ -126,7 +126,7 @@ class View(msgspec.Struct, frozen=True):
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     """The view of a diagnosis that all reports show; ``redact`` hides host names and absolute paths."""
-    name = one_line(plain(diagnosis.run.name))
+    name = one_line(plain(diagnosis.name))
     if redact:
         diagnosis = redacted(diagnosis)
     diagnosis = map_text(diagnosis, plain)

@@ -15,10 +15,10 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import Rows
 from tracedoc.trace.columns import Kind
 
-MOST_KERNELS, MOST_GAPS = 24, 8
+NAMED_KERNELS, NAMED_GAPS = 24, 8
 """So many kernels (operators of a CPU run), and gaps, have names in a step: the longest ones."""
 
-MOST_STEPS = 16
+NAMED_STEPS = 16
 """Steps in which anything has a name, the first ones."""
 
 
@@ -49,13 +49,13 @@ def named_stretches(timeline: RankTimeline, ranges: Mapping[int, Rows]) -> Named
     gap_ends = np.concatenate([Spans.empty().ends, *(spans.ends for spans in idle)])
     names: dict[str, int] = {}
     found: list[tuple[int, int, int]] = []
-    for window in timeline.windows[:MOST_STEPS]:
+    for window in timeline.windows[:NAMED_STEPS]:
         first, last = np.searchsorted(starts, (window.start_ns, window.end_ns))
-        for at in _longest(starts[first:last], ends[first:last], MOST_KERNELS) + first:
+        for at in _longest(starts[first:last], ends[first:last], NAMED_KERNELS) + first:
             name = trace.row_name(int(rows[at]))[:LONGEST_LABEL]
             found.append((int(starts[at]), int(ends[at]), names.setdefault(name, len(names))))
         mine = np.flatnonzero((gap_ends > window.start_ns) & (gap_starts < window.end_ns))
-        for at in mine[_longest(gap_starts[mine], gap_ends[mine], MOST_GAPS)]:
+        for at in mine[_longest(gap_starts[mine], gap_ends[mine], NAMED_GAPS)]:
             start, end = int(gap_starts[at]), int(gap_ends[at])
             row = innermost_range(trace, tuple(ranges.values()), (start + end) // 2)
             if row is not None:

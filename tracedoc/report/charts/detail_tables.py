@@ -8,19 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
-from tracedoc.diagnosis import (
-    CollectiveRow,
-    Diagnosis,
-    FactRecord,
-    HostDetail,
-    KernelRow,
-    PhaseRow,
-    UnitRow,
-    Verdict,
-)
+from tracedoc.diagnosis import Diagnosis, FactRecord, Verdict
 from tracedoc.idle_causes import WORDS
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import phase_name
+from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, format_ranges
 
 Row = TypeVar("Row")
