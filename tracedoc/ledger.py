@@ -18,7 +18,7 @@ CAUSE_WORDS: dict[str, str] = {
     "host.pause": "the host is away and launches nothing",
     "host.allocator": "device memory is allocated and freed",
     "host.offload": "parameters, gradients or optimizer on the host",
-    "host.launch": "launching, at the host's pace",
+    "host.launch": "launch overhead on the host",
     "ranks.compute": "ranks that compute longer than their peers",
     "ranks.host": "ranks whose host is slower than its peers",
     "ranks.input": "ranks whose batch comes later than their peers'",

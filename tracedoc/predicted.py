@@ -22,6 +22,11 @@ class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted")
     confidence: str
     assumptions: tuple[str, ...] = ()
 
+    @property
+    def before_ms(self) -> float:
+        """Today's step, of which the likely gain is a part."""
+        return self.step_ms[1] + self.gain_ms[1]
+
 
 class NotPredicted(msgspec.Struct, frozen=True, tag_field="state", tag="not-predicted"):
     """Why a change is not predicted for this run."""

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.example_diagnoses import DIAGNOSES
+from tests.example_diagnoses import DIAGNOSES, HOSTILE
 from tracedoc.report.render import write_report
 from tracedoc.report.words import STATES
 
@@ -121,6 +122,31 @@ def test_a_stretch_says_what_it_is_under_the_pointer(browser: Any, pages: Path) 
     assert page.locator(".tip").inner_text() == "rank 0: waiting for peers, 200 ms to 290 ms (90 ms)"
     page.mouse.move(5, 5)
     assert not page.locator(".tip").is_visible()
+
+
+def test_a_stretch_names_its_kernel_and_its_collective(browser: Any, tmp_path: Path) -> None:
+    """Of 400 ms a kernel runs from 210 to 260 beside a collective of 200 to 290; a hostile name is text."""
+    diagnosis = DIAGNOSES["sharded"]()
+    picture = diagnosis.detail.picture
+    assert picture is not None
+    kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
+    row = replace(picture.rows[0], named=((200, 290, 1), (210, 260, 0), (295, 299, 2)))
+    names = (kernel, "all-gather of 416 MiB, 8 ranks", HOSTILE)
+    picture = replace(picture, rows=(row, *picture.rows[1:]), names=names)
+    file = tmp_path / "named.html"
+    write_report(replace(diagnosis, detail=replace(diagnosis.detail, picture=picture)), str(file))
+    page, noted = opened(browser, file, viewport={"width": 1280, "height": 900})
+    box = page.locator("#picture svg.states").first.bounding_box()
+    said = []
+    for ms in (240, 270, 297):
+        page.mouse.move(box["x"] + box["width"] * ms / 400, box["y"] + 5)
+        said.append(page.locator(".tip").inner_text())
+    assert said[0].endswith(
+        ": vectorized_elementwise_kernel<CUDAFunctor_add> (50 ms): all-gather of 416 MiB, 8 ranks (90 ms)"
+    )
+    assert said[1].endswith("(90 ms): all-gather of 416 MiB, 8 ranks (90 ms)")
+    assert "<script>" in said[2]
+    assert noted == []
 
 
 def test_keys_step_through_what_a_rank_does(browser: Any, pages: Path) -> None:

@@ -11,6 +11,7 @@ from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, severity_by_share
 from tracedoc.judge.rule import Rule
+from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
@@ -56,6 +57,10 @@ TOPIC_OF_FAMILY = {
 COVERED = 0.5
 """A finding gives way where others tell at least this share of what its causes cost, and a cause is told
 where findings stand for at least this share of it."""
+
+
+MORE = 0.1
+"""A limit behind another is told where mending both saves more than one by this share of what it costs."""
 
 
 class _Claim(msgspec.Struct, frozen=True):
@@ -269,9 +274,25 @@ def _heard(
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
-    message = finding.message + _hidden(mine, measurements)
-    kept = replace(finding, severity=severity, gain=gain, message=message)
+    kept = _on_every_rank(replace(finding, severity=severity, gain=gain), mine, measurements)
+    kept = replace(kept, message=kept.message + _hidden(mine, measurements))
     return _Priced(kept, share, claim.conditions)
+
+
+def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
+    """A finding seen on one rank whose causes all ranks share: the others wait while it is late.
+
+    What one rank does more than the others is a cause of its own, and no part of these.
+    """
+    shared = not any(one.ranks or one.id.partition(".")[0] in BETWEEN_RANKS for one in causes)
+    if not shared or not causes or len(finding.ranks) != 1 or len(measurements.ranks) < 2:
+        return finding
+    (worst,) = finding.ranks
+    says = f"{finding.says} (every rank; rank {worst} is the worst)" if finding.says else ""
+    message = before_full_stop(
+        finding.message, "the worst: every rank has the cause, and the others wait meanwhile"
+    )
+    return replace(finding, ranks=measurements.ranks, says=says, message=message)
 
 
 def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Finding]]:
@@ -392,8 +413,13 @@ def _hidden(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
     if both is None:
         return ""
     partner = CAUSE_WORDS.get(largest.partner, largest.partner)
-    alone, together = format_ms(largest.alone_ms[1]), format_ms(both[1])
-    return f" Behind it is another limit ({partner}): mending one alone gives {alone}, both {together}."
+    alone = largest.alone_ms[1]
+    if both[1] - alone < MORE * largest.share_ms:
+        return ""
+    return (
+        f" Behind it is another limit ({partner}): mending this alone saves"
+        f" {format_ms(alone) if alone > 0 else 'nothing'}, both {format_ms(both[1])}."
+    )
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:

@@ -149,7 +149,7 @@ def _replay_of(
             return found if isinstance(once, Refusal) else once
         return found
     except Cyclic:
-        return Refusal("what its events wait for is contradictory")
+        return Refusal("the recorded dependencies contradict each other")
 
 
 def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:

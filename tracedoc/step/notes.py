@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -57,12 +57,17 @@ def longest_lags(
     points, names = [], []
     for point in chosen.tolist():
         middle = int(calls.start_ns[point]) - int(lag[point]) // 2
-        around = [row for rows in by_thread if (row := _innermost(trace, rows, middle)) is not None]
-        if around:
-            row = max(around, key=lambda one: int(trace.ts_ns[one]))
+        row = innermost_range(trace, by_thread, middle)
+        if row is not None:
             points.append(point)
             names.append(trace.row_name(row)[:LONGEST_LABEL])
     return np.array(points, dtype=np.int32), tuple(names)
+
+
+def innermost_range(trace: Trace, by_thread: Sequence[Rows], at_ns: int) -> int | None:
+    """The row of the innermost range around a time, of the ranges of each of some threads; else ``None``."""
+    around = [row for rows in by_thread if (row := _innermost(trace, rows, at_ns)) is not None]
+    return max(around, key=lambda one: int(trace.ts_ns[one]), default=None)
 
 
 def _innermost(trace: Trace, rows: np.ndarray, at_ns: int) -> int | None:

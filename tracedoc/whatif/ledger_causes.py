@@ -58,9 +58,12 @@ def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]
     """One family of several steps. What it takes beside its members is one thing."""
     there = [one for one in families if one is not None]
     ids = dict.fromkeys(name for one in there for name in one.members)
-    members = {name: OverSteps(tuple(one and one.members.get(name) for one in families)) for name in ids}
+    members = {
+        name: OverSteps(tuple(None if one is None else one.members.get(name) for one in families))
+        for name in ids
+    }
     beside = tuple(
-        one and next((part for part in one.whole if part not in one.members.values()), None)
+        None if one is None else next((part for part in one.whole if part not in one.members.values()), None)
         for one in families
     )
     whole = [OverSteps(beside)] if any(beside) else []
