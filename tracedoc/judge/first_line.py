@@ -20,7 +20,7 @@ from tracedoc.judge.without_warning import (
     number,
 )
 from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep
+from tracedoc.predicted import PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
@@ -235,7 +235,8 @@ def _without(
     )
     saved = alone_of(measurements.run, causes) if causes and gain and gain.likely_ms is not None else None
     if ledger is not None and saved is not None and saved[1] > 0:
-        of, (low, likely, high) = ledger.step_ms, saved
+        of = ledger.step_ms
+        low, likely, high = as_runs_differ(saved, of) if measurements.is_cpu else saved
         change = format_step_change(of, (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0)))
         mean = "" if abs(of - step) <= SAME_STEP * step else "mean step "
     elif gain is not None and gain.high_ms > 0:

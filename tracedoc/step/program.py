@@ -55,6 +55,8 @@ class Doing(IntEnum):
     COMPILING = 3
     COMPUTING = 4  # an operator computes on the CPU
     COLLECTING = 5  # Python collects garbage
+    NOTHING = 6  # on a CPU: no operator runs, and nothing is waited for
+    RECOMPUTING = 7  # on a CPU: activations are computed again
 
 
 class Group(IntEnum):

@@ -19,13 +19,23 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
+from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.split_units import split_units
-from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses, spent
+from tracedoc.whatif.even_ranks import (
+    Even,
+    balanced_hosts,
+    balanced_stages,
+    between_stages,
+    even_pauses,
+    even_times,
+    pauses,
+    spent,
+)
 from tracedoc.whatif.removal import OverSteps, Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
@@ -173,9 +183,16 @@ KNOWN_DOINGS = {
 
 
 def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
-    """What the host costs; nothing is known of it in a capture without the launches of its kernels."""
+    """What the host costs; nothing is known of it in a capture without the launches of its kernels.
+
+    On a CPU operators are the work, and the host pauses between them; what it pauses longer than its peers is
+    theirs to tell.
+    """
     layout = program.layout
-    if layout.is_cpu or not layout.points or not any("launches" in one.present for one in run.digests):
+    if layout.is_cpu:
+        pause = even_pauses(program, even.lag)
+        return _family({"host.pause": Removal(lag=pause) if pause.any() else None})
+    if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
@@ -236,6 +253,11 @@ CALL_SHARES = (1.0, 0.5, 0.0)
 """So much of the host's time before a collective's call goes with the call."""
 
 
+def _calls_less(removal: Removal | None) -> Removal | None:
+    """A removal that saves the host calls of collectives by itself."""
+    return None if removal is None else replace(removal, calls_less=True)
+
+
 def _calling_less(program: RunProgram, removal: Removal | None) -> Removal | None:
     """A removal that saves the host the calls of collectives that go, if any do."""
     if removal is None or removal.rewired is None:
@@ -279,6 +301,7 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
     return _family(
         {
             "order.every_micro_batch": _calling_less(program, _rewired(replay, program, reduce_once)),
+            "order.extra": _calls_less(_rewired(replay, program, no_extra_messages)),
             "order.reductions": _rewired(replay, program, reduce_when_ready),
             "order.messages": _calling_less(program, _messages(replay, deferred)),
             "order.gathers": _rewired(replay, program, gather_in_time),
@@ -365,9 +388,11 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even.dur))
+    lag = _taken(even.lag, balanced_hosts(program, even.lag)) if program.layout.is_cpu else None
+    balanced = dur is not None or lag is not None
     members: dict[str, Removal | None] = {
         "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
-        "pipeline.imbalance": None if dur is None else Removal(dur=dur, transfer=transfer - sent),
+        "pipeline.imbalance": Removal(dur=dur, lag=lag, transfer=transfer - sent) if balanced else None,
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.
@@ -394,11 +419,17 @@ def _compute(run: RunView, program: RunProgram, even: Even) -> Family[Removal] |
     return _family(
         {
             "compute.fp32": None if plain is None else Removal(dur=plain),
-            "compute.recompute": _without_kernels(program, even, again),
+            "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
             "compute.optimizer": _optimizer(program, even, small & of_optimizer),
             "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
         }
     )
+
+
+def _recomputing(program: RunProgram, even: Even) -> Removal | None:
+    """What ranks on CPUs compute again."""
+    lag = spent(program.layout, Doing.RECOMPUTING, even.lag)
+    return Removal(lag=lag) if lag.any() else None
 
 
 UNFUSED = 0.5

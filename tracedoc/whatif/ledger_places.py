@@ -8,7 +8,9 @@ import numpy as np
 
 from tracedoc.play.path_walk import PARTS
 from tracedoc.play.run_program import RunProgram
+from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call
+from tracedoc.topics.host.run import host_code, script_code
 from tracedoc.whatif.removal import OverSteps, Removal
 
 MOST_SHARE = 0.5
@@ -29,6 +31,15 @@ def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> t
                 taken += np.bincount(rank, weights=np.maximum(column, 0), minlength=taken.size)
     worst = float(taken.max(initial=0.0))
     return tuple(rank for rank, ns in zip(ranks, taken.tolist(), strict=True) if ns >= MOST_SHARE * worst > 0)
+
+
+def code_of(run: RunView, cause: str) -> str:
+    """The function of the script in which a cause is on the representative rank, "" where none is known."""
+    digest = run.representative_digest
+    if cause != "host.pause" or digest is None:
+        return ""
+    code = str((script_code if digest.is_cpu else host_code)(run)[str(digest.rank)])
+    return "" if code == "none" else code
 
 
 def place_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> str:

@@ -60,17 +60,34 @@ def test_a_job_that_gets_faster_or_recovers_is_not_slower(tmp_path: Path, log: s
     assert diagnose(tmp_path, log).facts["slow_steps_pattern"].value == "none"
 
 
-def test_a_change_behind_the_capture_may_be_its_own(tmp_path: Path) -> None:
-    """A window in steps 21 and 22, and 2 s of writing: what is slower behind it may be so for that reason."""
-    diagnose(tmp_path, "100 x21 120 x49")
+def behind_a_window(folder: Path, log: str, lanes: str = EVEN) -> Diagnosis:
+    """The same with a window in steps 21 and 22, and 2 s of writing."""
+    diagnose(folder, log, lanes)
     for rank in range(2):
-        log = draw_log("100 x21 120 x49", rank=rank)
-        began = HEADER.unpack_from(log)[3]
+        logged = draw_log(log, rank=rank)
+        began = HEADER.unpack_from(logged)[3]
         for number, ms in ((0, 2_050), (1, 2_300)):
-            log += RECORD.pack(number, WINDOW, began + ms * 1_000_000, 0)
-        (tmp_path / f"rank-{rank}.steps").write_bytes(log)
-    facts = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1)).facts
+            logged += RECORD.pack(number, WINDOW, began + ms * 1_000_000, 0)
+        (folder / f"rank-{rank}.steps").write_bytes(logged)
+    return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
+
+
+def test_a_change_behind_the_capture_may_be_its_own(tmp_path: Path) -> None:
+    """What is slower behind it may be so for that reason, unless it makes outliers of all steps."""
+    facts = behind_a_window(tmp_path, "100 x21 120 x49").facts
     assert facts["slow_steps_pattern"].value == "none"
+    facts = behind_a_window(tmp_path, "100 x21 160 x49").facts
+    assert facts["slow_steps_pattern"].value == "from one step on"
+    assert facts["slow_steps_excess_ms"].value == pytest.approx(60)
+
+
+def test_steps_behind_the_capture_that_are_all_slow_are_compared_with_captured_ones(tmp_path: Path) -> None:
+    """The captured steps take 70 ms, and the job 110 ever since: 1.5 times as long, and 40 ms a step."""
+    facts = diagnose(tmp_path, "0 x6 110 x40").facts
+    assert facts["slow_steps_pattern"].value == "from one step on"
+    assert facts["slow_steps_usual_ms"].value == pytest.approx(70)
+    assert facts["slow_steps_cost_ms"].value == pytest.approx(40)
+    assert diagnose(tmp_path, "0 x6 100 x40").facts["slow_steps_pattern"].value == "none"
 
 
 def test_captured_steps_name_the_rank_that_is_late_in_slow_ones(tmp_path: Path) -> None:

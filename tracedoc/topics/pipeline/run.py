@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import digest_fact, run_fact
+from tracedoc.ranks.code_places import place_alone
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
@@ -72,10 +73,37 @@ def stage_longer_at(run: RunView) -> dict[str, Value]:
 
     def longer_at(found: Pipeline, number: int) -> Value:
         longer = found.stage_ns[number] - np.delete(found.stage_ns, number).mean()
-        away = found.stage_away_ns[number] - np.delete(found.stage_away_ns, number).mean()
+        away = _away_longer_ns(found, number)
         return "host" if away > 0 and away >= longer / 2 else "compute"
 
     return _by_rank(run, longer_at)
+
+
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def stage_away_ms(run: RunView) -> dict[str, Value]:
+    """How much longer than on the other stages no operator runs on this rank's in a step of a CPU run."""
+    return _by_rank(run, lambda found, number: max(_away_longer_ns(found, number), 0.0) / 1e6)
+
+
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank", stage, stage_away_ms))
+def stage_code(run: RunView) -> dict[str, Value]:
+    """The function of the script in which a rank is longer than those of other stages, or "none".
+
+    It makes half of :func:`stage_away_ms`, by the stacks of both.
+    """
+    stages = stage(run)
+
+    def code(rank: str, away_ms: Value) -> Value:
+        if not isinstance(away_ms, float) or away_ms <= 0:
+            return "none"
+        peers = [int(other) for other, number in stages.items() if number != stages[rank]]
+        return str(place_alone(run, int(rank), peers, away_ms, loading=False)[0] or "none")
+
+    return {rank: code(rank, away_ms) for rank, away_ms in stage_away_ms(run).items()}
+
+
+def _away_longer_ns(found: Pipeline, number: int) -> float:
+    return float(found.stage_away_ns[number] - np.delete(found.stage_away_ns, number).mean())
 
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank"))

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView, once
+from tracedoc.topics.host.run import crowded
 from tracedoc.topics.step.run import (
     OUTLIER_RATIO,
     Ints,
@@ -57,8 +58,9 @@ Times = NDArray[np.float64]
 class SlowSteps(msgspec.Struct, frozen=True):
     """When steps are slow: a word of :data:`PATTERNS`, and what it means in numbers.
 
-    A slow step takes ``excess_ns`` longer than the others, which take ``usual_ns``; over all logged steps
-    that is ``cost_ns`` a step. ``start`` is the first slow one, ``period`` how far regular ones are apart.
+    A slow step takes ``excess_ns`` longer than the others, which take ``usual_ns``, at the median; over all
+    logged steps they cost ``cost_ns`` a step on average. ``start`` is the first slow one, ``period`` how far
+    regular ones are apart.
     """
 
     pattern: str
@@ -79,10 +81,13 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
     if isinstance(steps, Unknown):
         return steps
     length = steps.length_ns - steps.gc_cost_ns - steps.core_wait_cost_ns
-    irregular = _irregular(steps)
+    # With more threads than cores, any step may take several times as long.
+    chance = any(crowded(run, digest.rank) for digest in run.digests)
+    irregular = SlowSteps("none", steps.median_ns) if chance else _irregular(steps)
     regular = _regular(steps, length)
     # Outliers at equal distances are counted by both; some more lie between them by accident.
-    found = [one for one in (regular, _from_one_on(steps, length)) if one.cost_ns >= irregular.cost_ns / 2]
+    lasting = (_from_one_on(steps, length), _behind_capture(run, steps, length))
+    found = [one for one in (regular, *lasting) if one.cost_ns >= irregular.cost_ns / 2 and one.cost_ns]
     return max(found or [irregular], key=lambda one: one.cost_ns)
 
 
@@ -102,8 +107,8 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
 
     A non-parametric approach to the change-point problem, Applied Statistics 28 (1979). Also three quarters
     of the steps after it are longer than three quarters of those before. A change where steps are missing,
-    because the capture touched them, may be the capture's own. Where what makes steps long lasts, with
-    correlation r from one to the next, n steps count as n (1 - r) / (1 + r).
+    because the capture touched them, may be the capture's own unless it makes outliers of them. Where what
+    makes steps long lasts, with correlation r from one to the next, n steps count as n (1 - r) / (1 + r).
     """
     none = SlowSteps("none", float(np.median(length)))
     count = length.size
@@ -118,12 +123,27 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
     lasting = _lasting(np.concatenate([before - np.median(before), after - np.median(after)]))
     chance = 2.0 * float(np.exp(-6.0 * largest**2 * (1 - lasting) / (1 + lasting) / (count**3 + count**2)))
     apart = float(np.quantile(after, 0.25)) > float(np.quantile(before, 0.75))
-    if chance > CHANCE or not apart or steps.number[place] - steps.number[place - 1] > 1:
-        return none
     usual = float(np.median(before))
     excess = float(np.median(after)) - usual
-    cost = excess * after.size / count
+    captured = steps.number[place] - steps.number[place - 1] > 1 and excess < (OUTLIER_RATIO - 1) * usual
+    if chance > CHANCE or not apart or captured:
+        return none
+    cost = (float(after.mean()) - usual) * after.size / count
     return SlowSteps("from one step on", usual, excess, cost, int(steps.number[place]))
+
+
+def _behind_capture(run: RunView, steps: JobSteps, length: Times) -> SlowSteps:
+    """Steps that all come after the capture, and take outliers' time beside the captured ones."""
+    captured = _captured_lengths(run)
+    none = SlowSteps("none", float(np.median(length)))
+    if not captured or int((steps.number > max(captured)).sum()) < max(LEAST_SIDE, length.size):
+        return none
+    usual = float(np.median(list(captured.values())))
+    if float(np.quantile(length, 0.25)) < OUTLIER_RATIO * usual:
+        return none
+    excess = float(np.median(length)) - usual
+    cost = float(length.mean()) - usual
+    return SlowSteps("from one step on", usual, excess, cost, int(steps.number[0]))
 
 
 def _lasting(rest: Times) -> float:
@@ -155,7 +175,7 @@ def _regular(steps: JobSteps, length: Times) -> SlowSteps:
                 continue
             usual = float(np.median(length[~mine]))
             excess = float(np.median(length[mine])) - usual
-            cost = excess * int(size[one]) / length.size
+            cost = (float(length[mine].mean()) - usual) * int(size[one]) / length.size
             # Of a distance and its multiples, of which each holds a part of the slow steps, the shortest.
             if cost > 1.05 * best.cost_ns:
                 start = int(steps.number[mine][0])
@@ -301,13 +321,18 @@ def _found(run: RunView) -> SlowSteps | Unknown:
     return found
 
 
-def _captured(run: RunView, found: SlowSteps) -> list[int]:
-    """The steps that every rank captured whole and that are slow ones."""
+def _captured_lengths(run: RunView) -> dict[int, float]:
+    """The length in ns of each step that every rank captured whole."""
     windows: dict[int, list[int]] = {}
     for digest in run.digests:
         for step in digest.complete_steps:
             windows.setdefault(step.index, []).append(step.budget.window_ns)
-    lasts = {index: float(np.median(of)) for index, of in windows.items() if len(of) == len(run.digests)}
+    return {index: float(np.median(of)) for index, of in windows.items() if len(of) == len(run.digests)}
+
+
+def _captured(run: RunView, found: SlowSteps) -> list[int]:
+    """The steps that every rank captured whole and that are slow ones."""
+    lasts = _captured_lengths(run)
     if found.pattern == "irregular":
         # The profiler makes steps longer: those count that are long beside another captured one.
         least = OUTLIER_RATIO * max(found.usual_ns, min(lasts.values(), default=0.0))
