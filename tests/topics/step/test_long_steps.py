@@ -31,27 +31,34 @@ def doing(builder: TraceBuilder, what: str, start: float, end: float) -> None:
 
 
 def diagnose(
-    folder: Path, *, what: str = "nothing", away: tuple[int, ...] = (), slower_from: int = 9
+    folder: Path,
+    *,
+    what: str = "nothing",
+    away: tuple[int, ...] = (),
+    after_steps: tuple[int, ...] = (3,),
+    steps: int = 6,
+    away_ms: float = AWAY_MS,
+    slower_from: int = 99,
 ) -> Diagnosis:
     """Diagnose four ranks whose steps take 81 ms: 60 of compute, 20 of an all-reduce, 1 between two steps.
 
     The ranks ``away`` launch nothing for 400 ms after step 3; others then wait for them in step 4. From
-    ``slower_from`` on compute takes 24 ms longer on all ranks.
+    ``slower_from`` on compute takes 24 ms longer on all ranks. The last step is not complete.
     """
     for rank in range(4):
         builder, start = TraceBuilder(rank, 4), 1.0
-        for index in range(6):
+        for index in range(steps):
             computed = start + (84.0 if index >= slower_from else 60.0)
-            waits = AWAY_MS if index == 4 and away and rank not in away else 0.0
+            waits = away_ms if index - 1 in after_steps and away and rank not in away else 0.0
             end = computed + 20.0 + waits
             builder.kernel(PRODUCT, start, computed, launch_ms=start - 0.01)
             builder.backward(start + 0.02, start + 0.1)
             builder.collective("allreduce", computed, end, nbytes=64 << 20, launch_ms=start + 0.03)
             builder.runtime("cudaDeviceSynchronize", start + 0.2, end + 0.01)
             after = end + 1.0
-            if index == 3 and rank in away:
-                doing(builder, what, after, after + AWAY_MS - 1.0)
-                after += AWAY_MS
+            if index in after_steps and rank in away:
+                doing(builder, what, after, after + away_ms - 1.0)
+                after += away_ms
             builder.step(index, start - 0.5, after - 0.6)
             start = after
         builder.write(folder / f"rank-{rank}.json")
@@ -124,6 +131,35 @@ def test_compute_that_is_slower_from_one_step_on(tmp_path: Path) -> None:
     names = ("long_steps_captured", "long_steps_pattern", "long_step_kind")
     assert values(found, *names) == ("3-4", "from one on", "the same kernels")
     assert found.facts["long_steps_cost_ms"].value == pytest.approx(9.6, abs=0.1)
+
+
+def test_what_comes_every_third_step(tmp_path: Path) -> None:
+    """Three of nine complete steps are 50 ms longer: 16.7 of the mean."""
+    log = "train.py(70): log_metrics"
+    found = diagnose(tmp_path, what=log, away=ALL, after_steps=(1, 4, 7), steps=10, away_ms=50.0)
+    names = ("long_steps_pattern", "long_steps_period", "long_step_doing", "long_steps_captured")
+    assert values(found, *names) == ("regular", 3, "`log_metrics` (`train.py:70`)", "1, 4, 7")
+    assert found.facts["long_steps_cost_ms"].value == pytest.approx(50 / 3, abs=0.1)
+    message = next(one.message for one in found.findings if one.rule_id == "slow-captured-step")
+    assert message.startswith("every 3 steps one takes up to 50 ms longer than the others (steps 1, 4, 7)")
+    assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+@pytest.mark.parametrize("after_steps", [(1, 4), (1, 4, 8), (2, 3, 4), (4, 6, 8)])
+def test_long_steps_that_follow_no_order(tmp_path: Path, after_steps: tuple[int, ...]) -> None:
+    """Two are always at one distance; three at others, side by side, or where one that is due is usual."""
+    found = diagnose(tmp_path, away=ALL, after_steps=after_steps, steps=12)
+    assert values(found, "long_steps_pattern", "long_steps_period") == ("several", None)
+
+
+def test_a_loader_that_stalls_in_every_third_step(tmp_path: Path) -> None:
+    """Its workers refill: the ranks stall together, and none is late."""
+    found = diagnose(tmp_path, what="loader", away=ALL, after_steps=(1, 4, 7), steps=10, away_ms=50.0)
+    assert found.ledger is not None
+    waits = next(one for one in found.ledger.causes if one.id == "input.wait")
+    assert waits.share_ms == pytest.approx(50 / 3, abs=0.5)
+    assert "input-stall" in {one.rule_id for one in found.findings}
+    assert not [one for one in found.findings if one.topic == "straggler"]
 
 
 def test_even_steps_have_no_long_one(tmp_path: Path) -> None:

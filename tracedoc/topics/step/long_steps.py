@@ -26,13 +26,16 @@ INVOLVED = 0.5
 LASTING = 2.0
 """Steps that are slower from one on are longer than usual by amounts that differ by less than this factor."""
 
+LEAST_REPEATS = 3
+"""So many long steps at equal distances are regular: two always are."""
+
 KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
 """What a long step has more than the usual one."""
 
 SLOWER = "the same kernels"
 """Stands for compute that takes longer, though the step launches the same work."""
 
-PATTERNS = ("one", "several", "from one on")
+PATTERNS = ("one", "several", "regular", "from one on")
 """How captured long steps lie."""
 
 NONE = Unknown("no captured step is far longer than the others")
@@ -194,15 +197,36 @@ def captured_steps(run: RunView) -> Value:
 def long_steps_pattern(run: RunView) -> Value:
     """How the long steps (:func:`long_steps_captured`) lie.
 
-    "one" or "several"; "from one on": two and more, all at the end of the capture, longer by about as much.
+    "one" or "several"; "from one on": two and more, all at the end of the capture, longer by about as much;
+    "regular": three and more, at equal distances of two steps and more.
     """
     found = long_steps(run)
     count = int(found.far.sum())
     if count < 2:
         return "one" if count else NONE
     last = found.excess_ms[-count:]
-    lasts = bool(found.far[-count:].all()) and last.max() <= LASTING * last.min()
-    return "from one on" if lasts else "several"
+    if found.far[-count:].all() and last.max() <= LASTING * last.min():
+        return "from one on"
+    return "regular" if _period(found) else "several"
+
+
+@run_fact(unit="count")
+def long_steps_period(run: RunView) -> Value:
+    """Every how many steps a long one comes (:func:`long_steps_captured`), where they are regular."""
+    found = long_steps(run)
+    if not found.far.any():
+        return NONE
+    return _period(found) or Unknown("long steps do not come at equal distances")
+
+
+def _period(found: LongSteps) -> int:
+    """The distance between long steps where all that were captured at that distance are long, else 0."""
+    numbers = np.array(found.numbers)
+    gaps = np.diff(numbers)
+    if numbers.size < LEAST_REPEATS or gaps.min() < 2 or (gaps != gaps[0]).any():
+        return 0
+    due = (np.array(found.steps) - numbers[0]) % gaps[0] == 0
+    return int(gaps[0]) if found.far[due].all() else 0
 
 
 @run_fact(unit="ms")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.script_code import OF_A_FRAMEWORK, place_of_row
 from tracedoc.timeline.steps import Window
 from tracedoc.trace import vocabulary
-from tracedoc.trace.columns import Kind
+from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.values import Unknown, Value
 
@@ -31,11 +32,12 @@ def longest_step(timeline: RankTimeline) -> Value:
 
 @rank_fact(unit="text")
 def longest_step_doing(timeline: RankTimeline) -> Value:
-    """What the host does in the longest step that takes half of what it is longer, and not elsewhere.
+    """What the host does in the longest step that takes half of what it is longer, and in no usual one.
 
     The innermost function of the script or range that a person named; else the innermost operator, call or
-    function of a library, by its name. Elsewhere nothing of that name takes half as long. Waits for the GPU
-    and for other ranks, and what frameworks write around parts of the step, do not count.
+    function of a library, by its name. In steps that are not longer by half as much nothing of that name takes
+    half as long. Waits for the GPU and for other ranks, and what frameworks write around parts of the step,
+    do not count.
     """
     window, excess = _longest(timeline)
     if window is None:
@@ -47,9 +49,11 @@ def longest_step_doing(timeline: RankTimeline) -> Value:
         & trace.is_kind(Kind.PYTHON, Kind.ANNOTATION, Kind.CPU_OP, Kind.RUNTIME)
     )
     rows = rows[trace.thread.among(trace.thread.distinct(trace.is_kind(Kind.CPU_OP)), rows)]
-    overlap = np.minimum(trace.end_ns[rows], window.end_ns) - np.maximum(trace.ts_ns[rows], window.start_ns)
-    inside = overlap >= least
-    elsewhere = set(trace.name[rows[~inside]].tolist())
+    inside = _overlap_ns(trace, rows, window) >= least
+    shortest = window.end_ns - window.start_ns - least
+    usual = [one for one in timeline.complete_windows if one.end_ns - one.start_ns < shortest]
+    of_usual = np.any([_overlap_ns(trace, rows, one) >= least for one in usual], axis=0)
+    elsewhere = set(trace.name[rows[of_usual]].tolist())
     mine = [row for row in rows[inside].tolist() if int(trace.name[row]) not in elsewhere]
     mine.sort(key=lambda row: int(trace.dur_ns[row]))
     mine = [row for row in mine if not _waits(trace.row_name(row))]
@@ -58,6 +62,12 @@ def longest_step_doing(timeline: RankTimeline) -> Value:
     if not named and not mine:
         return Unknown("nothing fills what the step takes longer")
     return named or f"`{trace.row_name(mine[0])}`"
+
+
+def _overlap_ns(trace: Trace, rows: npt.NDArray[np.intp], window: Window) -> npt.NDArray[np.int64]:
+    """How much of each row lies in a window, negative where none does."""
+    ends, starts = trace.end_ns[rows], trace.ts_ns[rows]
+    return np.asarray(np.minimum(ends, window.end_ns) - np.maximum(starts, window.start_ns))
 
 
 def _waits(name: str) -> bool:
