@@ -13,7 +13,6 @@ from tracedoc.testing.cases import draw_log, write_job
 from tracedoc.testing.lanes import parse_lanes
 
 
-
 def diagnose(folder: Path, log: str) -> Diagnosis:
     """Diagnose two ranks with this log."""
     for builder in parse_lanes("compute 0-60\nallreduce 60-70", ranks=2):

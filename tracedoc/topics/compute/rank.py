@@ -116,8 +116,8 @@ def _saved(timeline: RankTimeline, chosen: Callable[[tuple[float, float]], float
 def half_precision_speedup(timeline: RankTimeline) -> Value:
     """How many times as fast all matrix kernels of the median step are if those in fp32 run in 16 bits.
 
-    These are then three times as fast, which reading and writing leave of larger ratios, and no faster than the
-    device surely is; those on tensor cores stay.
+    These are then three times as fast, which reading and writing leave of larger ratios, and no faster than
+    the device surely is; those on tensor cores stay.
     """
     return _speedup_of_all(timeline, 3.0, 1.0)
 

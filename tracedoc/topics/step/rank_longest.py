@@ -15,7 +15,7 @@ from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.values import Unknown, Value
 
 LONGER = 0.10
-"""A step longer than the median one by less than this share is like the others."""
+"""A step longer than the usual one by less than this share is like the others."""
 
 FILLS = 0.5
 """What takes this share of what a step takes longer explains it, if nowhere else it takes half as long."""
@@ -25,7 +25,7 @@ ALIKE = Unknown("no captured step is longer than the others")
 
 @rank_fact(unit="count")
 def longest_step(timeline: RankTimeline) -> Value:
-    """The number of the longest complete step, if it is longer than the lower median by a tenth."""
+    """The number of the longest complete step, if it is longer than the lower quartile by a tenth."""
     window, _ = _longest(timeline)
     return ALIKE if window is None else window.index
 
@@ -35,8 +35,8 @@ def longest_step_doing(timeline: RankTimeline) -> Value:
     """What the host does in the longest step that takes half of what it is longer, and in no usual one.
 
     The innermost function of the script or range that a person named; else the innermost operator, call or
-    function of a library, by its name. In steps that are not longer by half as much nothing of that name takes
-    half as long. Waits for the GPU and for other ranks, and what frameworks write around parts of the step,
+    function of a library, by its name. In steps that are not longer by half as much nothing of that name
+    takes half as long. Waits for the GPU and for other ranks, and what frameworks write around parts of the step,
     do not count.
     """
     window, excess = _longest(timeline)
@@ -81,11 +81,11 @@ def _waits(name: str) -> bool:
 
 
 def _longest(timeline: RankTimeline) -> tuple[Window | None, int]:
-    """The longest complete step, and what it has beyond the lower median; ``None`` if all are alike."""
+    """The longest complete step, and what it has beyond the lower quartile; ``None`` if all are alike."""
     windows = sorted(timeline.complete_windows, key=lambda one: one.end_ns - one.start_ns)
     if len(windows) < 2:
         return None, 0
     lengths = [one.end_ns - one.start_ns for one in windows]
-    usual = lengths[(len(lengths) - 1) // 2]
+    usual = lengths[(len(lengths) - 1) // 4]
     excess = lengths[-1] - usual
     return (windows[-1], excess) if excess > LONGER * usual else (None, 0)
