@@ -45,7 +45,7 @@ def diagnose(
 ) -> Diagnosis:
     """Diagnose four ranks whose steps take 81 ms: 60 of compute, 20 of an all-reduce, 1 between two steps.
 
-    The ranks ``away`` launch nothing for ``away_ms`` after some steps, rank 3 for ``longest_ms`` where that is
+    The ranks ``away`` launch nothing for ``away_ms`` after some steps, rank 3 for ``longest_ms`` if that is
     more; others then wait for them in the next. From ``slower_from`` on compute takes 24 ms longer on ranks
     that are ``slower``. Every so many steps have an update of 30 ms. The last step is not complete.
     """
@@ -137,7 +137,7 @@ def test_a_loader_that_stalls_once_is_waiting_for_input(tmp_path: Path) -> None:
     waits = next(one for one in found.ledger.causes if one.id == "input.wait")
     assert waits.share_ms == pytest.approx(AWAY_MS / 5, abs=1.0)
     assert waits.place == "above all in step 3"
-    assert waits.told_by == ("slow-captured-step",)
+    assert waits.told_by == ("occasional-input-stall",)
 
 
 def test_compute_that_is_slower_from_one_step_on(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_a_loader_that_stalls_in_every_third_step(tmp_path: Path) -> None:
     assert found.ledger is not None
     waits = next(one for one in found.ledger.causes if one.id == "input.wait")
     assert waits.share_ms == pytest.approx(50 / 3, abs=0.5)
-    assert waits.told_by == ("slow-captured-step",)
+    assert waits.told_by == ("occasional-input-stall",)
     assert not [one for one in found.findings if one.topic == "straggler"]
 
 

@@ -226,8 +226,8 @@ def long_steps_captured(run: RunView) -> Value:
     """The captured steps far longer than the usual one: by a tenth, and by five times what others differ.
 
     Of two steps by half, unless the trace shows what one alone does. Usual is the lower median, of steps with
-    an update and without one apart; where most steps are longer, at equal distances or from one on, it is that
-    of the others. What late ranks cost a step more than usual is no part of its length.
+    an update and without one apart; where most steps are longer, at equal distances or from one on, it is
+    that of the others. What late ranks cost a step more than usual is no part of its length.
     """
     found = long_steps(run)
     return format_ranges(found.numbers) if found.far.any() else NONE

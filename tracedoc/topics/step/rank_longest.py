@@ -35,8 +35,8 @@ def longest_step_doing(timeline: RankTimeline) -> Value:
     """What the host does in the longest step that takes half of what it is longer, and in no usual one.
 
     The innermost function of the script or range that a person named; else the innermost operator, call or
-    function of a library, by its name. In steps that are not longer by half as much nothing of that name
-    takes half as long. Waits for the GPU and for other ranks, and what frameworks write around parts of the step,
+    function of a library, by its name. In steps not longer by half as much nothing of that name takes half as
+    long. Waits for the GPU and for other ranks, and what frameworks write around parts of the step,
     do not count.
     """
     window, excess = _longest(timeline)

@@ -124,11 +124,13 @@ def straggler_pattern(run: RunView) -> Value:
     return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
 
 
-@run_fact(unit="text", needs=("collectives", "multi_rank"))
+@run_fact(unit="text", needs=("collectives", "multi_rank", straggler_pattern))
 def straggler_main_rank(run: RunView) -> Value:
-    """The rank for which the others wait longest, over all steps."""
-    late = stragglers(run)
-    return str(late[0].rank) if late else _nobody_late(run)
+    """The rank that causes nearly all waiting for late ranks, nine tenths over all steps."""
+    pattern = straggler_pattern(run)
+    if pattern == "one rank":
+        return str(stragglers(run)[0].rank)
+    return pattern if isinstance(pattern, Unknown) else Unknown("several ranks are late")
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
