@@ -97,7 +97,7 @@ def confidence(run: RunView) -> str:
     """The confidence in findings.
 
     "high": every rank of the world, each with three or more complete steps; "medium": ranks missing or
-    fewer steps; "low": no complete step, ranks left out that were captured, or steps cut by the host's clock.
+    fewer steps; "low": no complete step, ranks left out that were captured, steps cut by the host's clock.
     """
     counts = [len(digest.complete_steps) for digest in run.digests]
     by_clock = any(one.code == "steps-by-host-clock" for digest in run.digests for one in digest.limits)
