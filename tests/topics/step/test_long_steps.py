@@ -223,12 +223,16 @@ def test_one_rank_that_is_away_in_every_third_step(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("what", "count"), [("train.py(70): log_metrics", 1), ("nothing", 0)])
-def test_of_two_steps_one_is_long_by_a_tenth_if_what_it_does_is_known(
-    tmp_path: Path, what: str, count: int
-) -> None:
+@pytest.mark.parametrize("what", ["train.py(70): log_metrics", "nothing"])
+def test_of_two_steps_one_is_long_by_a_tenth_if_it_alone_stands_still(tmp_path: Path, what: str) -> None:
     found = diagnose(tmp_path, what=what, away=ALL, after_steps=(1,), steps=3, away_ms=30.0)
-    assert values(found, "captured_steps", "long_steps_count") == (2, count)
+    assert values(found, "captured_steps", "long_steps_captured") == (2, "1")
+    assert values(found, "longest_step_pause_ms") == (pytest.approx(31.0, abs=0.1),)
+
+
+def test_of_two_steps_neither_is_long_that_computes_a_third_longer(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, slower_from=1, steps=3)
+    assert values(found, "captured_steps", "long_steps_count") == (2, 0)
 
 
 def test_steps_with_an_update_are_no_slow_ones(tmp_path: Path) -> None:

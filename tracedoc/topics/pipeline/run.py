@@ -106,7 +106,7 @@ def pipeline_schedule_bubble_frac(run: RunView) -> Value:
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank", pipeline_schedule_bubble_frac))
 def pipeline_schedule_bubble_ms(run: RunView) -> Value:
-    """What a rank waits by the schedule (:func:`pipeline_schedule_bubble_frac`) beside its passes, on average."""
+    """What a rank waits by the schedule (:func:`pipeline_schedule_bubble_frac`) beside the mean passes."""
     found, share = pipeline(run), pipeline_schedule_bubble_frac(run)
     if found is None or isinstance(share, Unknown):
         return share

@@ -11,7 +11,7 @@ from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_tog
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing
+from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
@@ -39,6 +39,8 @@ LASTS = ("regular", "from one on")
 
 PATTERNS = ("one", "several", *LASTS)
 """How captured long steps lie; where they last, they are no accident."""
+
+OF_LONGEST = (longest_step_doing, longest_step_pause_ms)
 
 NONE = Unknown("no captured step is far longer than the others")
 
@@ -127,7 +129,11 @@ def _usual(length: Times, numbers: NDArray[np.int64]) -> tuple[float, float]:
 
 def _is_explained(run: RunView) -> bool:
     """Whether a rank's longest step does something that its others do not, for half of what it is longer."""
-    return any(isinstance(longest_step_doing.of(digest), str) for digest in run.digests)
+    for digest in run.digests:
+        doing, pause = longest_step_doing.of(digest), longest_step_pause_ms.of(digest)
+        if isinstance(doing, str) or (isinstance(pause, float) and pause > 0):
+            return True
+    return False
 
 
 def _updates(digest: RankDigest, index: int) -> bool:
@@ -221,11 +227,11 @@ def late_ms_of(run: RunView, steps: tuple[int, ...]) -> Times:
     return np.maximum(gains_together(run, StartPolicy.MEDIAN, steps), 0) / 1e6
 
 
-@run_fact(unit="text", needs=(longest_step_doing,))
+@run_fact(unit="text", needs=OF_LONGEST)
 def long_steps_captured(run: RunView) -> Value:
     """The captured steps far longer than the usual one: by a tenth, and by five times what others differ.
 
-    Of two steps by half, unless the trace shows what one alone does. Usual is the lower median, of steps with
+    Of two steps by half, unless one alone does something, or pauses. Usual is the lower median, of steps with
     an update and without one apart; where most steps are longer, at equal distances or from one on, it is
     that of the others. What late ranks cost a step more than usual is no part of its length.
     """
@@ -233,7 +239,7 @@ def long_steps_captured(run: RunView) -> Value:
     return format_ranges(found.numbers) if found.far.any() else NONE
 
 
-@run_fact(unit="count", needs=(longest_step_doing,))
+@run_fact(unit="count", needs=OF_LONGEST)
 def long_steps_count(run: RunView) -> Value:
     """How many captured steps are far longer than the usual one (:func:`long_steps_captured`)."""
     found = long_steps(run)
@@ -242,7 +248,7 @@ def long_steps_count(run: RunView) -> Value:
     return int(found.far.sum())
 
 
-@run_fact(unit="count", needs=(longest_step_doing,))
+@run_fact(unit="count", needs=OF_LONGEST)
 def captured_steps(run: RunView) -> Value:
     """The steps that all ranks captured whole."""
     return len(long_steps(run).steps)
@@ -269,7 +275,7 @@ def period_of(far: NDArray[np.bool_], numbers: NDArray[np.int64]) -> int:
     return int(gaps[0]) if far[due].all() else 0
 
 
-@run_fact(unit="text", values=PATTERNS, needs=(longest_step_doing,))
+@run_fact(unit="text", values=PATTERNS, needs=OF_LONGEST)
 def long_steps_pattern(run: RunView) -> Value:
     """How the long steps (:func:`long_steps_captured`) lie.
 
@@ -280,7 +286,7 @@ def long_steps_pattern(run: RunView) -> Value:
     return _lie(found.far, found.excess_ms, np.array(found.steps)) or NONE
 
 
-@run_fact(unit="count", needs=(longest_step_doing,))
+@run_fact(unit="count", needs=OF_LONGEST)
 def long_steps_period(run: RunView) -> Value:
     """Every how many steps a long one comes (:func:`long_steps_captured`), where they are regular."""
     found = long_steps(run)
@@ -290,21 +296,21 @@ def long_steps_period(run: RunView) -> Value:
     return period or Unknown("long steps do not come at equal distances")
 
 
-@run_fact(unit="ms", needs=(longest_step_doing,))
+@run_fact(unit="ms", needs=OF_LONGEST)
 def long_step_excess_ms(run: RunView) -> Value:
     """How much longer than usual the longest captured step is (:func:`long_steps_captured`)."""
     found = long_steps(run)
     return float(found.excess_ms.max()) if found.far.any() else NONE
 
 
-@run_fact(unit="ms", needs=(longest_step_doing,))
+@run_fact(unit="ms", needs=OF_LONGEST)
 def long_steps_cost_ms(run: RunView) -> Value:
     """What long steps (:func:`long_steps_captured`) cost the mean captured step."""
     found = long_steps(run)
     return float(np.where(found.far, found.excess_ms, 0.0).mean()) if found.far.any() else NONE
 
 
-@run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, longest_step_doing))
+@run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, *OF_LONGEST))
 def long_step_kind(run: RunView) -> Value:
     """What the longest captured step has most of beyond the median step, on the rank that has most of it.
 
@@ -316,7 +322,7 @@ def long_step_kind(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else found.kind
 
 
-@run_fact(unit="text", needs=(longest_step, longest_step_doing))
+@run_fact(unit="text", needs=(longest_step, *OF_LONGEST))
 def long_step_ranks(run: RunView) -> Value:
     """On which ranks the longest captured step is long by what they do themselves: "every rank", or which."""
     found = why_long(run)
@@ -327,7 +333,7 @@ def long_step_ranks(run: RunView) -> Value:
     return ("rank " if len(found.ranks) == 1 else "ranks ") + format_ranges(found.ranks)
 
 
-@run_fact(unit="text", needs=(longest_step, longest_step_doing))
+@run_fact(unit="text", needs=(longest_step, *OF_LONGEST))
 def long_step_doing(run: RunView) -> Value:
     """What the host does in the longest captured step only (:func:`longest_step_doing`)."""
     found = why_long(run)

@@ -50,9 +50,7 @@ def longest_step_doing(timeline: RankTimeline) -> Value:
     )
     rows = rows[trace.thread.among(trace.thread.distinct(trace.is_kind(Kind.CPU_OP)), rows)]
     inside = _overlap_ns(trace, rows, window) >= least
-    shortest = window.end_ns - window.start_ns - least
-    usual = [one for one in timeline.complete_windows if one.end_ns - one.start_ns < shortest]
-    of_usual = np.any([_overlap_ns(trace, rows, one) >= least for one in usual], axis=0)
+    of_usual = np.any([_overlap_ns(trace, rows, one) >= least for one in _usual(timeline)], axis=0)
     elsewhere = set(trace.name[rows[of_usual]].tolist())
     mine = [row for row in rows[inside].tolist() if int(trace.name[row]) not in elsewhere]
     mine.sort(key=lambda row: int(trace.dur_ns[row]))
@@ -62,6 +60,35 @@ def longest_step_doing(timeline: RankTimeline) -> Value:
     if not named and not mine:
         return Unknown("nothing fills what the step takes longer")
     return named or f"`{trace.row_name(mine[0])}`"
+
+
+@rank_fact(unit="ms")
+def longest_step_pause_ms(timeline: RankTimeline) -> Value:
+    """The longest time in the longest step in which the device does nothing, if that makes it long; else 0.
+
+    It takes half of what the step is longer, and steps that are not longer by half as much have none of half
+    its length.
+    """
+    window, excess = _longest(timeline)
+    if window is None or timeline.activity is None:
+        return ALIKE
+    busy = timeline.activity.busy
+
+    def pause_ns(one: Window) -> int:
+        idle = busy.complement(one.start_ns, one.end_ns)
+        return int((idle.ends - idle.starts).max(initial=0))
+
+    pause = pause_ns(window)
+    alone = pause >= FILLS * excess and all(pause_ns(one) < FILLS * pause for one in _usual(timeline))
+    return pause / 1e6 if alone else 0.0
+
+
+def _usual(timeline: RankTimeline) -> list[Window]:
+    """The complete steps that are not longer than usual by half of what the longest one is."""
+    window, excess = _longest(timeline)
+    longest = 0 if window is None else window.end_ns - window.start_ns
+    least = longest - FILLS * excess
+    return [one for one in timeline.complete_windows if one.end_ns - one.start_ns < least]
 
 
 def _overlap_ns(trace: Trace, rows: npt.NDArray[np.intp], window: Window) -> npt.NDArray[np.int64]:
