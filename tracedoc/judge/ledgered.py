@@ -263,7 +263,11 @@ def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
                 "pass", f"it costs at most {size}, less than {format_percent(WORTH)}"
             )
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
-    findings = tuple(one for one in judgement.findings if one.rule_id not in dropped)
+    findings = tuple(
+        replace(one, severity="note") if {*judgement.rules[one.rule_id].cause} & {*INHERENT} else one
+        for one in judgement.findings
+        if one.rule_id not in dropped
+    )
     return replace(judgement, findings=findings, verdicts=verdicts)
 
 
@@ -296,7 +300,7 @@ def _heard(
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     kept = _on_every_rank(replace(finding, severity=severity, gain=gain), mine, measurements)
     kept = replace(kept, message=kept.message + _hidden(mine, measurements))
-    return _Priced(kept, share, claim.conditions)
+    return _Priced(kept, 0.0 if all(one.id in INHERENT for one in mine) else share, claim.conditions)
 
 
 def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
@@ -376,7 +380,7 @@ def _severity(
     The partner itself weighs its share too: mending both gives both. The middle between the lower end and
     what is likely makes a warning at most.
     """
-    if rule is None and all(one.id in INHERENT for one in causes):
+    if causes and all(one.id in INHERENT for one in causes):
         return "note"
     large = [one for one in ledger.causes if one.share_ms >= WORTH * ledger.step_ms]
     hides = {one.partner for one in large if one.id not in INHERENT}
