@@ -19,13 +19,14 @@ class OperatorWork(msgspec.Struct, frozen=True, eq=False):
     """The calls of operators whose work is known, in time order, but for those that hold such calls.
 
     ``flops`` and ``nbytes`` are those of :class:`Work` (NaN where bytes are not known), ``is_matrix`` tells
-    products, convolutions and attention.
+    products, convolutions and attention, ``misfit`` those whose sizes fit no tile.
     """
 
     rows: Rows
     flops: Floats
     nbytes: Floats
     is_matrix: npt.NDArray[np.bool_]
+    misfit: npt.NDArray[np.bool_]
 
     def flops_between(self, trace: Trace, start_ns: int, end_ns: int) -> float:
         """The operations of products, convolutions and attention called in ``[start_ns, end_ns)``."""
@@ -95,12 +96,13 @@ def operator_work(trace: Trace) -> OperatorWork:
     flops = np.array([one.flops for one in found])[alike]
     nbytes = np.array([np.nan if one.nbytes is None else one.nbytes for one in found])[alike]
     is_matrix = np.array([one.is_matrix for one in found], dtype=bool)[alike]
+    misfit = np.array([one.misfit for one in found], dtype=bool)[alike]
     known = ~np.isnan(flops)
     kept = np.zeros(rows.size, dtype=bool)
     for layer in (known & is_matrix, known & ~is_matrix):
         places = np.flatnonzero(layer)
         kept[places[_innermost(trace, rows[places])]] = True
-    return OperatorWork(rows[kept], flops[kept], nbytes[kept], is_matrix[kept])
+    return OperatorWork(rows[kept], flops[kept], nbytes[kept], is_matrix[kept], misfit[kept])
 
 
 _UNKNOWN = Work(np.nan, None)

@@ -16,18 +16,25 @@ EIGHT_BIT_RESULT = 2
 """Bytes of an element that a product of 8-bit inputs writes: 16-bit, unless a script asks for more."""
 
 
+ALIGNED = 8
+"""Rows of 16-bit matrices of a multiple of this are loaded 16 bytes at once (NVIDIA, Matrix Multiplication
+Background, requirements of tensor cores)."""
+
+
 class Work(msgspec.Struct, frozen=True):
     """Floating-point operations of a call, and the bytes that pass if each tensor is read and written once.
 
     ``nbytes`` is ``None`` where a type is not known. ``is_matrix`` marks products, convolutions and
     attention, of which 2 M N K operations count: a multiplication and an addition. A causal mask does not
     lessen those of attention. All else counts one operation for each arithmetic step and element, a function
-    (exp, rsqrt) as one.
+    (exp, rsqrt) as one. A product is a ``misfit`` where a size of its matrices in 16 bits is no multiple
+    of 8: tensor cores load 16 bytes at once.
     """
 
     flops: float
     nbytes: float | None
     is_matrix: bool = False
+    misfit: bool = False
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -137,7 +144,9 @@ def _product(left: int, right: int, rank: int) -> Formula:
 def _multiplied(a: Tensor, b: Tensor, steps: float, added: Tensor | None) -> Work:
     written = steps / max(a.extents[-1], 1)
     size = EIGHT_BIT_RESULT if a.size == 1 else a.size
-    return Work(2.0 * steps, _moved(*_all_of([a, b, *([added] if added else [])]), (written, size)), True)
+    moved = _moved(*_all_of([a, b, *([added] if added else [])]), (written, size))
+    misfit = a.size == 2 and any(extent % ALIGNED for extent in (*a.extents[-2:], *b.extents[-2:]))
+    return Work(2.0 * steps, moved, True, misfit)
 
 
 def _linear(call: Call) -> Work | None:
