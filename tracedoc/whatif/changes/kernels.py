@@ -97,7 +97,11 @@ CHANGES = (
         "better-kernels",
         "kernels of a kind take what the same takes computed another way",
         better_kernels,
-        (Parameter("of", "how: fused attention, no reordering, tensor cores ...", choices=tuple(WASTES)),),
+        (
+            Parameter(
+                "of", "how: fused attention, no reordering, tensor cores ...", "fusion", choices=tuple(WASTES)
+            ),
+        ),
     ),
     Change(
         "compile-model",
