@@ -6,6 +6,9 @@ import msgspec
 
 from tracedoc.ledger import Ledger, Range
 
+LEAST_SHARE = 0.01
+"""A gain below this share of the step is within the spread of any measurement."""
+
 
 class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted"):
     """The step after a change, and what it saves, as ``(low, likely, high)`` in milliseconds.

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Fix, RunInfo, Strategy
+from tracedoc.predicted import LEAST_SHARE
 
 FRAMEWORKS = {
     "any": "any framework",
@@ -72,7 +73,10 @@ def changes_training(fix: Fix) -> bool:
 
 
 def _saves_nothing(fix: Fix) -> bool:
-    return fix.predicted is not None and fix.predicted.gain_ms[1] <= 0
+    if fix.predicted is None:
+        return False
+    saved = fix.predicted.gain_ms[1]
+    return saved <= LEAST_SHARE * (fix.predicted.step_ms[1] + max(saved, 0.0))
 
 
 def _predicted_gain(fix: Fix) -> float:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array
-from tracedoc.step.device import Floats, device_rates
+from tracedoc.step.device import Floats, device_rates, judged_peak
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
@@ -82,10 +82,15 @@ def _least(timeline: RankTimeline, rows: Rows, operator: Rows) -> Floats:
 
 
 def _format(timeline: RankTimeline, call: int, kernel: int) -> str:
-    """The format in which a call multiplies: by its longest kernel's name, else by its inputs' types."""
+    """The format in which a call multiplies, or could: by its longest kernel, else by its inputs' types.
+
+    For inputs in fp32 tensor cores take TF32, before Ampere 16 bits.
+    """
     named = matrix_format(timeline.trace.row_name(kernel))
     if named is not None and named.dtype:
-        return named.dtype
+        peak = judged_peak(timeline)
+        faster = "" if isinstance(peak, Unknown) else "tf32" if peak.tf32_tflops else "fp16"
+        return faster if named.dtype == "fp32" and faster else named.dtype
     types = [one.removeprefix("c10::").lower() for one in timeline.trace.shapes[call].types]
     return next((_OF_TYPE[one] for one in types if one in _OF_TYPE), "unknown")
 

@@ -153,6 +153,10 @@ _SINGLE = frozenset(
 _SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data"})
 
 
+ATTENTION_OPERATORS = _BATCHED | _SINGLE | _SOFTMAX
+"""Operators by which attention in parts is known."""
+
+
 def attention_parts(trace: Trace) -> AttentionParts:
     """The host's time between the first and the second product of each attention that is not fused.
 

@@ -13,11 +13,19 @@ from tracedoc.spans import Spans
 from tracedoc.step.device import device_rates, half_tflops, judged_peak, tensor_speedup
 from tracedoc.step.kernel_times import judged_kernels, kernel_times
 from tracedoc.step.program import Waste
-from tracedoc.step.waste import AttentionParts, attention_parts, is_plain, judged_waste_ms, launched_within
+from tracedoc.step.waste import (
+    ATTENTION_OPERATORS,
+    AttentionParts,
+    attention_parts,
+    is_plain,
+    judged_waste_ms,
+    launched_within,
+)
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import MATRIX
 from tracedoc.topics.step.rank import NO_STEP
+from tracedoc.trace.columns import Kind
 from tracedoc.trace.devices import TENSOR_SPEEDUPS
 from tracedoc.trace.distinct import distinct, places_by_value
 from tracedoc.trace.kernels import matrix_format
@@ -319,13 +327,15 @@ def _parts(timeline: RankTimeline) -> AttentionParts | Unknown:
     step = timeline.judged_host_step
     if step is None:
         return NO_STEP
-    starts, ends, threads = attention_parts(timeline.trace)
+    trace = timeline.trace
+    starts, ends, threads = attention_parts(trace)
     mine = (starts >= step.start_ns) & (starts < step.end_ns)
-    compiled = timeline.trace.named(lambda name: name.startswith("Torch-Compiled")).any()
+    called = trace.ts_ns[trace.rows_named(ATTENTION_OPERATORS.__contains__, Kind.CPU_OP)]
+    compiled = not ((called >= step.start_ns) & (called < step.end_ns)).any() and (
+        trace.named(lambda name: name.startswith("Torch-Compiled")).any()
+    )
     return (
-        Unknown("compiled code names no operators")
-        if not mine.any() and compiled
-        else (starts[mine], ends[mine], threads[mine])
+        Unknown("compiled code names no operators") if compiled else (starts[mine], ends[mine], threads[mine])
     )
 
 

@@ -12,6 +12,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms, rows_of_kind
 from tracedoc.topics.host.run import time_of_work
+from tracedoc.topics.links.run import link_efficiency_frac
 from tracedoc.topics.memory.run import tensor_memory_frac
 from tracedoc.topics.step.rank import micro_batches, optimizer_compute_ms
 from tracedoc.values import Unknown, Value
@@ -79,7 +80,10 @@ def batch_compute_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Valu
 
 @digest_fact(
     unit="ms",
-    needs=("kernels", "collectives", "host_ops", batch_compute_ms, micro_batches, optimizer_compute_ms),
+    needs=(
+        *("kernels", "host_ops", batch_compute_ms, micro_batches, optimizer_compute_ms),
+        *(comm_split, link_efficiency_frac),
+    ),
 )
 def per_step_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What the median step takes whatever its batch is, at the least.
@@ -87,9 +91,11 @@ def per_step_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     That is for the optimizer, and for gradients and parameters that travel for longer than the passes of one
     micro-batch compute, behind which they could hide.
 
-    Known waiting is no travelling. What layers split over ranks, pipelines and all-to-alls pass on is as
-    large as the batch.
+    Known waiting is no travelling, and what a link takes longer than it should does not count. What layers
+    split over ranks, pipelines and all-to-alls pass on is as large as the batch.
     """
+    if comm_split(run) != "transfer" and len(digest.collectives):
+        return Unknown("transfer cannot be told from waiting for other ranks")
     compute, passes = batch_compute_ms(run, digest, step), micro_batches.of(digest)
     optimizer = optimizer_compute_ms.of(digest)
     if isinstance(compute, Unknown) or not isinstance(passes, int) or not isinstance(optimizer, float):
@@ -99,6 +105,8 @@ def per_step_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     of_batch[rows_of_kind(digest, step, "all_to_all", "send", "recv", "send_recv")] = True
     rows = np.flatnonzero(table.in_window(step.start_ns, step.end_ns) & ~of_batch)
     travels = run.transfers(digest, rows).clip(step.start_ns, step.end_ns).total_ns / 1e6
+    reached = link_efficiency_frac(run)
+    travels *= min(float(reached), 1.0) if isinstance(reached, float) else 1.0
     return optimizer + max(travels - float(compute) / max(passes, 1), 0.0)
 
 
