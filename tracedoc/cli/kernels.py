@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SHOWN = 40
 """So many lines are printed as text; JSON and CSV have all."""
 
-MOST_LETTERS = 60
+NAME_LETTERS = 60
 
 
 @click.command(short_help="Print the kernels of a step, by the time they lose.")
@@ -107,7 +107,7 @@ def _table(rows: Sequence[KernelGroup], by: str) -> str:
         name = plain(one_line(short_name(row.name) if by == "kernel" else row.name))
         lines.append(
             (
-                name if len(name) <= MOST_LETTERS else f"{name[: MOST_LETTERS - 3]}...",
+                name if len(name) <= NAME_LETTERS else f"{name[: NAME_LETTERS - 3]}...",
                 str(row.calls),
                 format_ms(row.time_ms),
                 format_percent(row.time_ms / total if total else 0.0),

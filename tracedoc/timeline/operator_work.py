@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from math import prod
 
@@ -75,8 +74,8 @@ class Call(msgspec.Struct, frozen=True):
     def numbers(self, position: int) -> tuple[int, ...] | None:
         """The numbers that the value at a position spells, ``None`` where it is not kept or spells none."""
         try:
-            value = json.loads(self.values[position].lower())
-        except (IndexError, ValueError):
+            value = msgspec.json.decode(self.values[position].lower())
+        except (IndexError, msgspec.DecodeError):
             return None
         listed = value if isinstance(value, list) else [value]
         return tuple(map(int, listed)) if all(isinstance(one, int) for one in listed) else None
