@@ -14,6 +14,7 @@ from tracedoc.timeline.host import MATRIX
 from tracedoc.timeline.kernel_work import KernelWork
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.operator_work import extents_of
+from tracedoc.timeline.phases import Phase
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
@@ -31,10 +32,11 @@ HALF_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
 
 
 class MatrixWork(msgspec.Struct, frozen=True):
-    """The matrix operations of one host step: FLOPs in all, and those on 16-bit inputs."""
+    """The matrix operations of one host step: FLOPs in all, on 16-bit inputs, and of what is recomputed."""
 
     flops: float
     half_flops: float
+    again_flops: float
 
 
 @rank_fact(unit="tflops", needs=("shapes", "kernels", "launches"))
@@ -53,10 +55,20 @@ def model_tflops(timeline: RankTimeline) -> Value:
 
 @rank_fact(unit="fraction", needs=("shapes", "kernels", "launches"))
 def mfu_frac(timeline: RankTimeline) -> Value:
-    """Model FLOP/s utilisation: :func:`model_tflops` over the dense 16-bit peak of the device.
+    """Model FLOP/s utilisation: :func:`hfu_frac` without what the backward pass computes again."""
+    return _utilisation(timeline, lambda work: work.flops - work.again_flops)
+
+
+@rank_fact(unit="fraction", needs=("shapes", "kernels", "launches"))
+def hfu_frac(timeline: RankTimeline) -> Value:
+    """Hardware FLOP/s utilisation: :func:`model_tflops` over the dense 16-bit peak of the device.
 
     Unknown for devices that are not in the table, and where half of the work or more is not 16-bit.
     """
+    return _utilisation(timeline, lambda work: work.flops)
+
+
+def _utilisation(timeline: RankTimeline, flops: Callable[[MatrixWork], float]) -> Value:
     work, budget = _matrix_work(timeline), timeline.judged_budget
     if isinstance(work, Unknown):
         return work
@@ -67,7 +79,7 @@ def mfu_frac(timeline: RankTimeline) -> Value:
         return Unknown("most matrix work is not in 16 bits; its peak depends on the TF32 setting")
     if budget is None or budget.window_ns == 0:
         return Unknown("no step can be judged")
-    return work.flops / budget.window_ns / 1e3 / half_peak
+    return flops(work) / budget.window_ns / 1e3 / half_peak
 
 
 @rank_fact(unit="count", needs=("shapes", "host_ops"))
@@ -159,7 +171,9 @@ def _matrix_work(timeline: RankTimeline) -> MatrixWork | Unknown:
         return Unknown(f"operators with shapes launched {format_percent(share)} of the matrix kernels' time")
     types = [trace.shapes[row].types[:1] for row in operators.rows[inside].tolist()]
     half = np.array([bool(one) and one[0] in HALF_TYPES for one in types])
-    return MatrixWork(float(operators.flops[inside].sum()), float(operators.flops[inside[half]].sum()))
+    phases, flops = timeline.phases, operators.flops[inside]
+    again = 0.0 if phases is None else flops[phases.at(called[inside]) == Phase.RECOMPUTE].sum()
+    return MatrixWork(float(flops.sum()), float(flops[half].sum()), float(again))
 
 
 def _explained_share(timeline: RankTimeline, work: KernelWork) -> float:
