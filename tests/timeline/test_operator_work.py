@@ -167,3 +167,19 @@ def test_calls_do_and_move_what_tracelens_says(published: tuple, resnet: Trace) 
     assert places
     assert work.operators.flops[places[0]] == pytest.approx(gflop * 1e9, rel=0.01)
     assert work.operators.nbytes[places[0]] == pytest.approx(mib * 2**20, rel=0.01)
+
+
+def test_kernels_that_reorder_do_none_of_a_convolution(resnet: Trace) -> None:
+    work = tracedoc.build_timeline(resnet).work
+    assert work is not None
+    convolutions = [
+        row for row in work.operators.rows.tolist() if resnet.row_name(row) == "aten::convolution"
+    ]
+    mine = [place for place, row in enumerate(work.operator.tolist()) if row == convolutions[0]]
+    names = [resnet.row_name(row) for row in work.rows[mine].tolist()]
+    shares = work.share[mine].tolist()
+    assert any(name.startswith("batched_transpose") for name in names)
+    assert [share for name, share in zip(names, shares, strict=True) if "transpose" in name] == [
+        0.0 for name in names if "transpose" in name
+    ]
+    assert sum(shares) == pytest.approx(1.0)

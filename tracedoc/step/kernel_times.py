@@ -53,22 +53,21 @@ def kernel_times(timeline: RankTimeline) -> KernelTimes:
     unknown = np.full(rows.size, np.nan)
     if timeline.work is None:
         return KernelTimes(rows, length, np.full(rows.size, NO_ROW), unknown, unknown, unknown)
-    operator, flops, nbytes = timeline.work.of(rows)
-    return KernelTimes(rows, length, operator, flops, nbytes, _least(timeline, rows, operator))
+    operator, share = timeline.work.of(rows)
+    flops, nbytes = timeline.work.work_of(rows)
+    return KernelTimes(rows, length, operator, flops, nbytes, _least(timeline, rows, operator, share))
 
 
-def _least(timeline: RankTimeline, rows: Rows, operator: Rows) -> Floats:
-    """The time of each kernel's work at what the device reaches; kernels of a call share its time."""
+def _least(timeline: RankTimeline, rows: Rows, operator: Rows, share: Floats) -> Floats:
+    """The time of each kernel's share of its call's work at what the device reaches."""
     least, rates, work = np.full(rows.size, np.nan), device_rates(timeline), timeline.work
     known = np.flatnonzero(operator != NO_ROW)
     if isinstance(rates, Unknown) or work is None or not known.size:
         return least
     calls, call_of = np.unique(operator[known], return_inverse=True)
     place = np.searchsorted(work.operators.rows, calls)
-    length = timeline.trace.dur_ns[rows[known]].astype(np.float64)
-    total = np.bincount(call_of, weights=length)
     longest = np.zeros(calls.size, dtype=np.intp)
-    order = np.argsort(length, kind="stable")
+    order = np.argsort(share[known], kind="stable")
     longest[call_of[order]] = rows[known][order]
     formats = [
         _format(timeline, call, kernel) if is_matrix else ""
@@ -77,7 +76,7 @@ def _least(timeline: RankTimeline, rows: Rows, operator: Rows) -> Floats:
         )
     ]
     whole = rates.least_ns(work.operators.flops[place], work.operators.nbytes[place], formats)
-    least[known] = whole[call_of] * length / np.maximum(total[call_of], 1.0)
+    least[known] = whole[call_of] * share[known]
     return least
 
 
@@ -93,6 +92,31 @@ def _format(timeline: RankTimeline, call: int, kernel: int) -> str:
         return faster if named.dtype == "fp32" and faster else named.dtype
     types = [one.removeprefix("c10::").lower() for one in timeline.trace.shapes[call].types]
     return next((_OF_TYPE[one] for one in types if one in _OF_TYPE), "unknown")
+
+
+def rates_by_name(timeline: RankTimeline, names: npt.NDArray[np.integer]) -> tuple[Floats, Floats, Floats]:
+    """TFLOP/s, GB/s, and ms lost of the analysed step's compute kernels of some names, which ascend.
+
+    They are of the kernels whose work is known; NaN where there is none.
+    """
+    found = kernel_times(timeline)
+    if not found.rows.size:
+        return (np.full(names.size, np.nan),) * 3
+    place = np.searchsorted(names, timeline.trace.name[found.rows])
+
+    def summed(column: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+        kept = np.flatnonzero(known)
+        sums = np.bincount(place[kept], weights=column[kept], minlength=names.size)
+        return np.asarray(sums, dtype=np.float64)
+
+    length = found.length_ns.astype(np.float64)
+    sized, moved, rated = (~np.isnan(column) for column in (found.flops, found.nbytes, found.least_ns))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tflops = summed(found.flops, sized) / summed(length, sized) / 1e3
+        gbps = summed(found.nbytes, moved) / summed(length, moved)
+        taken = summed(length, rated)
+        lost = np.where(taken > 0, np.maximum(taken - summed(found.least_ns, rated), 0.0) / 1e6, np.nan)
+    return tflops, gbps, lost
 
 
 class KernelGroup(msgspec.Struct, frozen=True):

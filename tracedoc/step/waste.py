@@ -216,7 +216,7 @@ def _misfit(timeline: RankTimeline, device: Lined) -> npt.NDArray[np.float64]:
     none, work = np.zeros(device.rows.size), timeline.work
     if work is None or not work.operators.misfit.any():
         return none
-    operator, flops, _ = work.of(device.rows)
+    operator, (flops, _) = work.of(device.rows)[0], work.work_of(device.rows)
     place = np.minimum(np.searchsorted(work.operators.rows, operator), work.operators.rows.size - 1)
     known = (operator != NO_ROW) & work.operators.is_matrix[place]
     misfit = known & work.operators.misfit[place]

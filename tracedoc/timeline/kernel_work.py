@@ -11,6 +11,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.timeline.operator_work import Work, formula_of, work_of
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.distinct import distinct
+from tracedoc.trace.kernels import KernelCategory, matrix_format
 
 Floats = npt.NDArray[np.float64]
 
@@ -38,28 +39,30 @@ class KernelWork(msgspec.Struct, frozen=True, eq=False):
     """The compute kernels of the analysed device in order of start, and what each does.
 
     ``operator`` is the row of the call with known work that launched it, ``NO_ROW`` where there is none.
-    Kernels of one call share its work by their lengths; ``flops`` and ``nbytes`` are NaN where it is not
-    known.
+    Kernels of one call share its work by their lengths, ``share[i]`` of it; but those that only prepare a
+    product or a convolution, or reorder what it gives, do none of it.
     """
 
     rows: Rows
     operator: Rows
-    flops: Floats
-    nbytes: Floats
+    share: Floats
     operators: OperatorWork
 
-    def of(self, kernels: Rows) -> tuple[Rows, Floats, Floats]:
-        """The operators of some kernels of the device, their operations and bytes; else unknown."""
-        place = np.minimum(np.searchsorted(self.rows, kernels), max(self.rows.size - 1, 0))
+    def of(self, kernels: Rows) -> tuple[Rows, Floats]:
+        """The operators of some kernels of the device, and what of their work each does (NaN: unknown)."""
         if not self.rows.size:
-            unknown = np.full(kernels.size, np.nan)
-            return np.full(kernels.size, NO_ROW, dtype=np.intp), unknown, unknown
+            return np.full(kernels.size, NO_ROW, dtype=np.intp), np.full(kernels.size, np.nan)
+        place = np.minimum(np.searchsorted(self.rows, kernels), self.rows.size - 1)
         known = self.rows[place] == kernels
-        return (
-            np.where(known, self.operator[place], NO_ROW),
-            np.where(known, self.flops[place], np.nan),
-            np.where(known, self.nbytes[place], np.nan),
-        )
+        return np.where(known, self.operator[place], NO_ROW), np.where(known, self.share[place], np.nan)
+
+    def work_of(self, kernels: Rows) -> tuple[Floats, Floats]:
+        """The operations and the bytes of some kernels of the device; NaN where they are not known."""
+        operator, share = self.of(kernels)
+        if not self.operators.rows.size:
+            return share, share
+        place = np.minimum(np.searchsorted(self.operators.rows, operator), self.operators.rows.size - 1)
+        return share * self.operators.flops[place], share * self.operators.nbytes[place]
 
 
 def kernel_work(trace: Trace, events: GpuEvents, device: int | None) -> KernelWork:
@@ -71,16 +74,29 @@ def kernel_work(trace: Trace, events: GpuEvents, device: int | None) -> KernelWo
     within = enclosing_rows(trace, operators.rows[~operators.is_matrix], calls)
     matrix = enclosing_rows(trace, operators.rows[operators.is_matrix], calls)
     operator = np.where(within != NO_ROW, within, matrix)
-    flops, nbytes = np.full(rows.size, np.nan), np.full(rows.size, np.nan)
+    share = np.full(rows.size, np.nan)
     known = np.flatnonzero(operator != NO_ROW)
     if known.size:
         place = np.searchsorted(operators.rows, operator[known])
-        lengths = trace.dur_ns[rows[known]]
-        total = np.bincount(place, weights=lengths, minlength=operators.rows.size)
-        count = np.bincount(place, minlength=operators.rows.size)
-        share = np.where(total[place] > 0, lengths / np.maximum(total[place], 1), 1.0 / count[place])
-        flops[known], nbytes[known] = operators.flops[place] * share, operators.nbytes[place] * share
-    return KernelWork(rows, operator, flops, nbytes, operators)
+        # A length of 0 is that of an instant; it does its part.
+        weight = np.maximum(trace.dur_ns[rows[known]], 1).astype(np.float64)
+        multiplies = _multiplies(trace, events, rows[known])
+        has_one = np.bincount(place, weights=multiplies, minlength=operators.rows.size)[place] > 0
+        weight[operators.is_matrix[place] & has_one & ~multiplies] = 0.0
+        share[known] = weight / np.bincount(place, weights=weight, minlength=operators.rows.size)[place]
+    return KernelWork(rows, operator, share, operators)
+
+
+def _multiplies(trace: Trace, events: GpuEvents, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which kernels are products, convolutions or attention themselves, by their names."""
+    named = np.zeros(len(trace.names), dtype=bool)
+    for name_id, category in events.categories.items():
+        named[name_id] = category in _MATRIX and matrix_format(trace.names[name_id]) is not None
+    found: npt.NDArray[np.bool_] = named[trace.name[rows]]
+    return found
+
+
+_MATRIX = (KernelCategory.GEMM, KernelCategory.CONVOLUTION, KernelCategory.ATTENTION)
 
 
 def operator_work(trace: Trace) -> OperatorWork:
