@@ -36,6 +36,10 @@ CAUSE_WORDS: dict[str, str] = {
     "compute.fp32": "matrix products outside the tensor cores",
     "compute.optimizer": "an optimizer of many small kernels",
     "compute.small_kernels": "kernels too small for the device",
+    "compute.attention": "attention in separate kernels",
+    "compute.layout": "tensors are reordered for convolutions",
+    "compute.shapes": "matrix sizes that fit no tile",
+    "compute.fusion": "chains of unfused kernels",
     "compute.recompute": "activations computed again",
 }
 """What each cause is, in plain words, by its id."""

@@ -181,11 +181,13 @@ def outcome(
     """
     first = next(iter(fitting_first(named[0].fixes, run)), None)
     batch = _change_of_batch(named[0], run)
-    least = named[0].gain.size_ms if named[0].gain is not None else 0.0
+    gain = named[0].gain
+    least = 0.0 if gain is None else gain.size_ms or gain.high_ms
     if plan and not any(one.fix.startswith(f"{named[0].id}/") for one in plan):
         notes = {one.id for one in findings if one.severity == "note"}
         doubtful = measurements.is_cpu and all(one.fix.rpartition("/")[0] in notes for one in plan)
-        enough = batch is not None or step - plan[-1].step_ms[1] >= least
+        saves = step - plan[-1].step_ms[1]
+        enough = saves >= (least if batch is None else min(least, _saves(batch) / 2))
         plan = plan if enough and not doubtful else ()
     if plan:
         return f"{_plan_words(plan, findings, step)}{_or_batch(batch, plan[-1].step_ms[1])}."
@@ -197,6 +199,11 @@ def outcome(
     if first is not None and all(one.gain is None for one in named):
         return f"{first.title}: what that saves cannot be told from this run."
     return _without(measurements, named, ledger, step, first)
+
+
+def _saves(fix: Fix) -> float:
+    """What a fix that was played likely saves, in ms; 0 of others."""
+    return fix.predicted.gain_ms[1] if fix.predicted is not None else 0.0
 
 
 def _plan_words(plan: Sequence[PlanStep], findings: Sequence[Finding], step: float) -> str:

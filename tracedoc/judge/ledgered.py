@@ -38,6 +38,9 @@ MOSTLY_WARM_UP = 0.5
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
 
+BY_DEFAULT = ("compute.fusion",)
+"""Causes that every script has which is not compiled: a level less severe than what they cost."""
+
 BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
 """Families of causes where a rank is left out: the first are not told, and of the second it is not known how
 much is waiting for that rank."""
@@ -395,6 +398,8 @@ def _severity(
     likely = severity_by_share(middle / ledger.step_ms, confidence)
     least = severity_by_share(weight / ledger.step_ms, confidence)
     severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
+    if causes and all(one.id in BY_DEFAULT for one in causes):
+        severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 
 

@@ -14,9 +14,9 @@ from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
-from tracedoc.predicted import PlanStep, Predicted, ReplayReport
+from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
-from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report
+from tracedoc.whatif.answer import as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 

@@ -14,13 +14,14 @@ from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Cause, Doing, Group
+from tracedoc.step.program import Call, Cause, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
+from tracedoc.whatif.changes.kernels import WASTES
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
@@ -96,7 +97,7 @@ def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
         "host": _host(run, program, even),
         "offload": _offload(replay, program),
         "communication": _communication(run, replay, program),
-        "compute": _compute(run, program, even),
+        "compute": _compute(program, even),
     }
     return {name: family for name, family in found.items() if family is not None}
 
@@ -408,20 +409,18 @@ SMALL_NS = 5_000
 """A kernel this short takes half of its time for being started and ended, and for the gap before it."""
 
 
-def _compute(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
+def _compute(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
-    share = np.array([_plain_saving(run, rank) for rank in layout.ranks])
-    matrix = layout.group == Group.MATRIX
     again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
     small = _repeated_small(program) & ~again
     of_optimizer = (layout.event_part == Phase.OPTIMIZER) | (layout.group == Group.OPTIMIZER)
-    plain = _chosen(np.rint(even.dur * share[layout.event_rank]).astype(np.int64), matrix & ~small & ~again)
+    others = ~(again | small | of_optimizer)
     return _family(
         {
-            "compute.fp32": None if plain is None else Removal(dur=plain),
             "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
             "compute.optimizer": _optimizer(program, even, small & of_optimizer),
             "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
+            **{f"compute.{name}": _wasted(program, even, *waste, others) for name, waste in WASTES.items()},
         }
     )
 
@@ -430,6 +429,17 @@ def _recomputing(program: RunProgram, even: Even) -> Removal | None:
     """What ranks on CPUs compute again."""
     lag = spent(program.layout, Doing.RECOMPUTING, even.lag)
     return Removal(lag=lag) if lag.any() else None
+
+
+def _wasted(program: RunProgram, even: Even, waste: Waste, doubt: float, others: Mask) -> Removal | None:
+    """What kernels take beyond what the same would take computed another way."""
+    layout = program.layout
+    mine = (layout.waste == waste) & others[layout.waste_event]
+    events = layout.waste_event[mine]
+    taken = np.zeros(layout.events, dtype=np.int64)
+    share = layout.waste_ns[mine] / np.maximum(program.dur[events], 1)
+    taken[events] = np.rint(even.dur[events] * np.minimum(share, 1.0))
+    return Removal(dur=taken, doubt=doubt) if taken.any() else None
 
 
 UNFUSED = 0.5
@@ -460,13 +470,3 @@ def _without_kernels(program: RunProgram, even: Even, gone: Mask) -> Removal | N
     """What kernels take, with the gaps before them."""
     dur = _chosen(even.dur, gone)
     return None if dur is None else Removal(dur=dur, gap=np.where(gone, program.layout.gap, 0))
-
-
-def _plain_saving(run: RunView, rank: int) -> float:
-    """The share of a rank's matrix kernels' time that tensor cores would save, 0 to 1."""
-    facts = run.digest(rank).facts
-    saving, plain, used = (
-        float(value) if isinstance(value := facts.get(name), (int, float)) else 0.0
-        for name in ("tensor_core_saving_least_ms", "plain_matrix_ms", "tensor_core_frac")
-    )
-    return saving / plain * (1.0 - used) if plain > 0 else 0.0

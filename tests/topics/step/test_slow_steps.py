@@ -49,9 +49,9 @@ def test_a_job_that_gets_faster_or_recovers_is_not_slower(tmp_path: Path, log: s
     assert diagnose(tmp_path, log).facts["slow_steps_pattern"].value == "none"
 
 
-def behind_a_window(folder: Path, log: str, lanes: str = EVEN) -> Diagnosis:
+def behind_a_window(folder: Path, log: str) -> Diagnosis:
     """The same with a window in steps 21 and 22, and 2 s of writing."""
-    diagnose(folder, log, lanes)
+    diagnose(folder, log)
     for rank in range(2):
         logged = draw_log(log, rank=rank)
         began = HEADER.unpack_from(logged)[3]
