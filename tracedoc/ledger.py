@@ -14,6 +14,7 @@ CAUSE_WORDS: dict[str, str] = {
     "host.sync": "the host waits for the GPU",
     "host.first_calls": "kernels and libraries are called for the first time",
     "host.compile": "code is compiled",
+    "host.gc": "Python collects garbage",
     "host.pause": "the host is away and launches nothing",
     "host.allocator": "device memory is allocated and freed",
     "host.offload": "parameters, gradients or optimizer on the host",

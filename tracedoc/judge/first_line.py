@@ -8,7 +8,7 @@ from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import changes_training, fitting_first
+from tracedoc.judge.fixes import changes_training, fitting_first, saves_nothing
 from tracedoc.judge.ledgered import INHERENT, warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
@@ -177,7 +177,7 @@ def outcome(
         plan = plan if enough and not doubtful else ()
     if plan:
         return f"{_plan_words(plan, findings, step)}{_or_batch(batch, plan[-1].step_ms[1])}."
-    if first is not None and first.predicted is not None and first.predicted.gain_ms[1] > 0:
+    if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms
         same_work = " for as many samples" if changes_training(first) else ""
         also = "" if changes_training(first) else _or_batch(batch, after[1])

@@ -61,21 +61,27 @@ where findings stand for at least this share of it."""
 class _Claim(msgspec.Struct, frozen=True):
     """A finding with what its causes cost the mean step in ms, before others are heard.
 
-    ``size_ms`` is its rule's own bound, ``conditions`` by how many comparisons it was told.
+    ``whole`` of its ``causes`` it has wholly. ``size_ms`` is its rule's own bound, ``conditions`` by how many
+    comparisons it was told.
     """
 
     finding: Finding
     rule: Rule
     causes: tuple[LedgerCause, ...]
+    whole: int
     share_ms: float
     size_ms: float
     conditions: int
 
     @property
     def order(self) -> tuple[int, float, int, str]:
-        """Causes speak before time: of causes the costliest, of times the narrowest; then more conditions."""
-        breadth = len(self.causes) if self.rule.tells == "time" else 0
-        return breadth, -round(self.share_ms, 6), -self.conditions, self.finding.id
+        """Causes speak before time: of causes the costliest, of times the narrowest; then more conditions.
+
+        Of times that name the same, that which is less of it as a whole is the narrower.
+        """
+        if self.rule.tells == "time":
+            return len(self.causes), self.whole, -self.conditions, self.finding.id
+        return 0, -round(self.share_ms, 6), -self.conditions, self.finding.id
 
 
 class _Priced(msgspec.Struct, frozen=True):
@@ -257,11 +263,12 @@ def _heard(
         told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
         return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
     mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
+    most_ms = alone[2]
     if mine != claim.causes:
         alone = _alone_ms(mine, measurements)
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
-    gain = _gain(claim, alone, ledger, measurements)
+    gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     message = finding.message + _hidden(mine, measurements)
     kept = replace(finding, severity=severity, gain=gain, message=message)
     return _Priced(kept, share, claim.conditions)
@@ -278,10 +285,12 @@ def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Fi
             others.append(finding)
             continue
         size = finding.gain.size_ms if finding.gain else 0.0
-        whole = sum(one.share_ms for one in _named(rule.cause, ledger))
+        whole = _named(rule.cause, ledger)
         part = sum(one.share_ms for one in _named(rule.part_of, ledger))
-        share = whole + min(part, size)
-        claims.append(_Claim(finding, rule, causes_of(rule, ledger), share, size, conditions[rule.id]))
+        share = sum(one.share_ms for one in whole) + min(part, size)
+        claims.append(
+            _Claim(finding, rule, causes_of(rule, ledger), len(whole), share, size, conditions[rule.id])
+        )
     return claims, others
 
 
@@ -344,12 +353,23 @@ def _severity(
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 
 
-def _gain(claim: _Claim, alone_ms: Range, ledger: Ledger, measurements: Measurements) -> Gain | None:
-    """What the causes of a finding give, of a part of them at most its rule's bound."""
+def _gain(
+    claim: _Claim, alone_ms: Range, most_ms: float, ledger: Ledger, measurements: Measurements
+) -> Gain | None:
+    """What the causes of a finding give; of a part of them its rule's bound.
+
+    At most it is what all that it names gives, ``most_ms``, whoever tells that.
+    """
     gain = claim.finding.gain
     if not claim.rule.cause:
-        return gain if gain is None else replace(gain, high_ms=min(gain.high_ms, max(alone_ms[2], 0.0)))
-    return _of_causes(alone_ms, ledger, measurements, () if gain is None else gain.assumptions)
+        return gain if gain is None else replace(gain, high_ms=min(gain.high_ms, most_ms))
+    if claim.rule.part_of:
+        most_ms = min(
+            most_ms, max(_alone_ms(_named(claim.rule.cause, ledger), measurements)[2], claim.size_ms)
+        )
+    low, likely, _ = alone_ms
+    within = (min(low, most_ms), min(likely, most_ms), most_ms)
+    return _of_causes(within, ledger, measurements, () if gain is None else gain.assumptions)
 
 
 def _of_causes(

@@ -96,6 +96,8 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
     optimizer = cpu_optimizer_spans(timeline)
     if offloads(timeline, optimizer):
         found[Doing.OFFLOADED] = optimizer
+    if len(timeline.host_delays.gc):
+        found[Doing.COLLECTING] = timeline.host_delays.gc
     if timeline.quiet is not None:
         found[Doing.LOADING] = timeline.quiet.loading | timeline.host_delays.loading
         found[Doing.COMPILING] = timeline.quiet.compiling | timeline.host_delays.compile

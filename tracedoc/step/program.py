@@ -54,6 +54,7 @@ class Doing(IntEnum):
     LOADING = 2  # kernels and libraries are called for the first time
     COMPILING = 3
     COMPUTING = 4  # an operator computes on the CPU
+    COLLECTING = 5  # Python collects garbage
 
 
 class Group(IntEnum):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -25,26 +26,51 @@ from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, r
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.split_units import split_units
 from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses, spent
-from tracedoc.whatif.removal import Removal, Times
+from tracedoc.whatif.removal import OverSteps, Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
 
-class Family(msgspec.Struct, frozen=True, eq=False):
+T = TypeVar("T")
+
+
+class Family(msgspec.Struct, Generic[T], frozen=True, eq=False):
     """Causes of one kind. ``whole`` is what all of them take, ``members`` what each does, by id.
 
     ``rest`` is the id of what remains of the family when its members are gone, "" where nothing does.
     ``after`` names a family whose cost is not its own: alone it costs what it does when that one is gone.
     """
 
-    whole: tuple[Removal, ...]
-    members: Mapping[str, Removal]
+    whole: tuple[T, ...]
+    members: Mapping[str, T]
     rest: str = ""
     after: str = ""
 
 
-def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[str, Family]:
-    """The families of causes that a program has."""
+def find_families(run: RunView, replays: Sequence[RunReplay]) -> dict[str, Family[OverSteps]]:
+    """The families of causes that the played steps of a run have."""
+    of_steps = [_of_step(run, one) for one in replays]
+    names = dict.fromkeys(name for families in of_steps for name in families)
+    return {name: _over_steps([families.get(name) for families in of_steps]) for name in names}
+
+
+def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]:
+    """One family of several steps. What it takes beside its members is one thing."""
+    there = [one for one in families if one is not None]
+    ids = dict.fromkeys(name for one in there for name in one.members)
+    members = {name: OverSteps(tuple(one and one.members.get(name) for one in families)) for name in ids}
+    beside = tuple(
+        one and next((part for part in one.whole if part not in one.members.values()), None)
+        for one in families
+    )
+    whole = [OverSteps(beside)] if any(beside) else []
+    whole += [members[name] for name in ids if any(one.members.get(name) in one.whole for one in there)]
+    return Family(tuple(whole), members, there[0].rest, there[0].after)
+
+
+def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
+    """The families of causes that one step has."""
+    program = replay.base[Scenario.LIKELY].program
     # What a wait for a batch takes, whether workers keep up or not.
     own = program.own.astype(np.int64)
     own[program.layout.batch_point] = program.layout.batch_ns
@@ -64,7 +90,7 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
 
 def _family(
     members: Mapping[str, Removal | None], rest: str = "", whole: Removal | None = None
-) -> Family | None:
+) -> Family[Removal] | None:
     """A family of the members that are there; ``whole`` is what all take, if that is more than they do."""
     there = {name: one for name, one in members.items() if one is not None}
     if whole is not None:
@@ -81,7 +107,7 @@ def _taken(before: np.ndarray, after: np.ndarray) -> Times | None:
 # --- ranks that take longer than their peers
 
 
-def _ranks(program: RunProgram, even: Even) -> Family | None:
+def _ranks(program: RunProgram, even: Even) -> Family[Removal] | None:
     loads = program.layout.kind == Call.INPUT
     dur, lag = _taken(program.dur, even.dur), _taken(program.lag, even.lag)
     own, ready = _taken(program.own, even.own), _taken(program.ready, even.ready)
@@ -115,7 +141,7 @@ def _batch_copies(program: RunProgram) -> Mask:
     return copies
 
 
-def _input(program: RunProgram, even: Even) -> Family | None:
+def _input(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
     loads = layout.kind == Call.INPUT
     own, ready = _chosen(even.own, loads), _chosen(np.maximum(even.ready, 0), loads)
@@ -135,8 +161,15 @@ def _input(program: RunProgram, even: Even) -> Family | None:
 
 # --- the host
 
+KNOWN_DOINGS = {
+    "host.first_calls": Doing.LOADING,
+    "host.compile": Doing.COMPILING,
+    "host.gc": Doing.COLLECTING,
+}
+"""Causes that are what the host is known to do between its calls."""
 
-def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
+
+def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
     """What the host costs; nothing is known of it in a capture without the launches of its kernels."""
     layout = program.layout
     if layout.is_cpu or not layout.points or not any("launches" in one.present for one in run.digests):
@@ -157,25 +190,26 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
     own = np.where(loads | copied_in, 0, even.own)
     at_sync = np.zeros(layout.points, dtype=bool)
     at_sync[layout.cause_to[synced]] = True
-    first = spent(layout, Doing.LOADING, lag)
-    compiling = spent(layout, Doing.COMPILING, lag - first)
-    pause = pauses(program, lag - first - compiling)
+    left, known = lag, {}
+    for name, doing in KNOWN_DOINGS.items():
+        known[name] = spent(layout, doing, left)
+        left = left - known[name]
+    pause = pauses(program, left)
     return _family(
         {
-            "host.first_calls": Removal(lag=first) if first.any() else None,
-            "host.compile": Removal(lag=compiling) if compiling.any() else None,
+            **{name: Removal(lag=ns) if ns.any() else None for name, ns in known.items()},
             "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
             "host.pause": Removal(lag=pause) if pause.any() else None,
-            "host.launch": Removal(lag=lag - first - compiling - pause),
+            "host.launch": Removal(lag=left - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),
     )
 
 
-def _offload(replay: RunReplay, program: RunProgram) -> Family | None:
+def _offload(replay: RunReplay, program: RunProgram) -> Family[Removal] | None:
     return _family({"host.offload": _rewired(replay, program, no_offload)})
 
 
@@ -227,7 +261,7 @@ def _gone(before: RunProgram, after: RunProgram) -> Mask:
     return np.asarray(before.launched & ~after.launched & before.joined & ~after.joined)
 
 
-def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family | None:
+def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family[Removal] | None:
     joins = program.layout.joins
     mine = ~between_stages(program)
     if not mine.any():
@@ -319,7 +353,7 @@ def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
     return found
 
 
-def _pipeline(program: RunProgram, even: Even) -> Family | None:
+def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     passes = between_stages(program)
     if not passes.any():
         return None
@@ -346,7 +380,7 @@ SMALL_NS = 5_000
 """A kernel this short takes half of its time for being started and ended, and for the gap before it."""
 
 
-def _compute(run: RunView, program: RunProgram, even: Even) -> Family | None:
+def _compute(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
     share = np.array([_plain_saving(run, rank) for rank in layout.ranks])
     matrix = layout.group == Group.MATRIX
