@@ -19,7 +19,7 @@ from tracedoc.planner.timing import NARROW_TRAFFIC, predict, step_flops
 
 
 def test_a_block_of_experts_takes_no_less_than_launching_its_kernels(tmp_path: Path) -> None:
-    """8 blocks and 4 micro-batches of 7.7 ms; recomputed, a third more. Next to nothing is computed here."""
+    """8 blocks and 4 micro-batches of 2.5 ms and 0.33 for each of 2 experts; recomputed, a third more."""
     question, layout = ask(model(tmp_path, **MOE)), Layout("megatron", data=16, expert=8, rounds=4)
 
     def busy_ms(layout: Layout, *, checkpointing: bool = False) -> float:
@@ -27,8 +27,9 @@ def test_a_block_of_experts_takes_no_less_than_launching_its_kernels(tmp_path: P
         assert step is not None
         return step.host_ms + step.compute_ms
 
-    assert busy_ms(layout) == pytest.approx(8 * 4 * 7.7)
-    assert busy_ms(layout, checkpointing=True) == pytest.approx(8 * 4 * 7.7 * 4 / 3)
+    assert busy_ms(layout) == pytest.approx(8 * 4 * (2.5 + 2 * 0.33))
+    assert busy_ms(layout, checkpointing=True) == pytest.approx(8 * 4 * (2.5 + 2 * 0.33) * 4 / 3)
+    assert busy_ms(replace(layout, expert=2)) == pytest.approx(8 * 4 * (2.5 + 8 * 0.33))
     step = predict(question, Layout("torchtitan", data=16, expert=8, rounds=4), CLUSTER, checkpointing=False)
     assert step is not None
     assert step.host_ms == 0.0

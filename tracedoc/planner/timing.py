@@ -44,10 +44,10 @@ NARROW_SPREAD, WIDE_SPREAD = (0.91, 1.15), (0.72, 1.40)
 """Spread around the prediction, for GPUs of which runs are published and for others."""
 WIDEST_RANGE = 1.5
 """The most that the worst of a range is over its best, for GPUs of which runs are published."""
-NARROW_SPLIT, EXPERTS_SPLIT, WIDE_SPLIT = (0.83, 1.20), (0.78, 1.45), (0.65, 1.60)
+NARROW_SPLIT, EXPERTS_SPLIT, WIDE_SPLIT = (0.83, 1.20), (0.87, 1.30), (0.65, 1.60)
 """Spread of layouts: of dense models, of those with experts, and for GPUs of which no run is published.
 
-Published runs with experts are spread wider: routing, launching and recomputation differ between recipes.
+Published runs with experts are spread upwards: routing, launching and recomputation differ between recipes.
 """
 
 NARROW_TRAFFIC = 1.9
@@ -59,8 +59,8 @@ MEGATRON_ATTENTION = 0.5
 """Share of the peak that Transformer Engine's attention reaches, fitted to NeMo's published runs."""
 MEGATRON_MATMUL = 1.09
 """What Transformer Engine's products reach over what PyTorch's do, fitted to published runs in 16 bits."""
-LAUNCH_SECONDS = 7.7e-3
-"""What the host needs to launch the kernels of a block with experts, forward and backward.
+LAUNCH_SECONDS, LAUNCH_EACH_SECONDS = 2.5e-3, 0.33e-3
+"""What the host needs to launch a block with experts, forward and backward, and each expert of a GPU.
 
 Fitted to published runs of Megatron with micro-batches of one sequence, which take it on any GPU.
 """
@@ -386,7 +386,8 @@ def _launched(question: Question, layout: Layout, *, checkpointing: bool) -> flo
         return 0.0
     again = checkpointing and question.training.checkpointing != "selective"
     _, blocks, _ = stage_blocks(question.model.blocks, layout)
-    return blocks * LAUNCH_SECONDS * (4 / 3 if again else 1)
+    experts = max(matrix.count for matrix in question.model.linears) / layout.expert
+    return blocks * (LAUNCH_SECONDS + experts * LAUNCH_EACH_SECONDS) * (4 / 3 if again else 1)
 
 
 def _slowest(question: Question, layout: Layout) -> float:
