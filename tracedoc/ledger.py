@@ -15,7 +15,7 @@ CAUSE_WORDS: dict[str, str] = {
     "host.first_calls": "kernels and libraries are called for the first time",
     "host.compile": "code is compiled",
     "host.gc": "Python collects garbage",
-    "host.pause": "Python, files or sleep on the host",
+    "host.pause": "host code (Python, files, sleep)",
     "host.allocator": "device memory is allocated and freed",
     "host.offload": "parameters, gradients or optimizer on the host",
     "host.launch": "launch overhead on the host",

@@ -97,4 +97,4 @@ def test_the_first_line_names_the_function_that_went() -> None:
     ledger = replace(base.ledger, step_ms=520.0, causes=(*base.ledger.causes, code))
     found = replace(compare(replace(base, ledger=ledger), base), verdict=StepVerdict("improved"))
     line = comparison_sheet(found).answer
-    assert line.endswith("mostly Python, files or sleep on the host in `encode` (`train.py:7`) (-100 ms).")
+    assert line.endswith("mostly host code (Python, files, sleep) in `encode` (`train.py:7`) (-100 ms).")

@@ -34,6 +34,8 @@ _LIBRARIES = frozenset(
         *(
             "pytorch_lightning",
             "lightning_fabric",
+            "lightning_utilities",
+            "torchmetrics",
             "lightning",
             "wandb",
             "tensorboard",

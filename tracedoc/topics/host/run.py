@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracedoc.facts.catalog import RankFact, manifest_fact, of_manifest, run_fact
-from tracedoc.ranks.code_places import code_place, common_place
+from tracedoc.ranks.code_places import code_place, common_place, time_in
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.step.host_work import AwayTotal, HostDigest, SyncTotal
@@ -394,8 +394,15 @@ def _script_times(
                 for digest in run.digests
             }
         quiet.append(float(idle_ms) * share(digest))
-    places = {str(digest.rank): _script_place(run, digest.rank) for digest in run.digests}
-    return {rank: min(place.time_ns / 1e6, of(quiet)) if place else 0.0 for rank, place in places.items()}
+    steps = [step.code for step in run.source_steps.values()]
+
+    def within(place: CodePlace | None) -> float:
+        if place is None:
+            return 0.0
+        seen = [time_in(place, (), code) for code in steps] or [place.time_ns]
+        return min(of(seen) / 1e6, of(quiet))
+
+    return {str(digest.rank): within(_script_place(run, digest.rank)) for digest in run.digests}
 
 
 @run_fact(unit="bool", scope="rank", needs=("launches",))
