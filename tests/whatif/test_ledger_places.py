@@ -7,7 +7,7 @@ from tracedoc.testing import TraceBuilder
 
 
 def test_a_place_is_named_that_has_most_of_a_cause(tmp_path):
-    """30 ms before the backward pass, in a range; of 40 launches half or more are in it, none is most of them."""
+    """30 ms before the backward pass, in a range; half of 40 launches are in it, and none is most of them."""
 
     def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
         at = start
