@@ -42,7 +42,7 @@ def first_line(name: str, into: Path) -> str:
         scratch = into / "scratch"
         scratch.mkdir(parents=True, exist_ok=True)
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        job = [sys.executable, *launch, str(HERE / "named_jobs" / f"{name}.py")]
+        job = [sys.executable, *launch, str(HERE / "real_jobs" / f"{name}.py")]
         collect = [sys.executable, "-m", "tracedoc", "collect", "-o", str(folder), "--", *job]
         environ = {**os.environ, "SCRATCH": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
         subprocess.run(collect, env=environ, capture_output=True, text=True, timeout=LONGEST_S, check=True)

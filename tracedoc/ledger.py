@@ -14,7 +14,8 @@ CAUSE_WORDS: dict[str, str] = {
     "host.sync": "the host waits for the GPU",
     "host.first_calls": "kernels and libraries are called for the first time",
     "host.compile": "code is compiled",
-    "host.pause": "the host is away and launches nothing",
+    "host.gc": "Python collects garbage",
+    "host.pause": "Python, files or sleep on the host",
     "host.allocator": "device memory is allocated and freed",
     "host.offload": "parameters, gradients or optimizer on the host",
     "host.launch": "launch overhead on the host",
@@ -27,6 +28,7 @@ CAUSE_WORDS: dict[str, str] = {
     "order.gathers": "parameters are gathered late",
     "order.reductions": "gradients are reduced late",
     "order.every_micro_batch": "gradients are reduced in every micro-batch",
+    "order.extra": "barriers and messages that training does not need",
     "order.messages": "messages that are too many, or too large",
     "link.slow": "a link below what it should give",
     "link.latency": "latency of messages",
@@ -34,6 +36,10 @@ CAUSE_WORDS: dict[str, str] = {
     "compute.fp32": "matrix products outside the tensor cores",
     "compute.optimizer": "an optimizer of many small kernels",
     "compute.small_kernels": "kernels too small for the device",
+    "compute.attention": "attention in separate kernels",
+    "compute.layout": "tensors are reordered for convolutions",
+    "compute.shapes": "matrix sizes that fit no tile",
+    "compute.fusion": "chains of unfused kernels",
     "compute.recompute": "activations computed again",
 }
 """What each cause is, in plain words, by its id."""

@@ -58,12 +58,19 @@ class UnitRow(msgspec.Struct, frozen=True):
 
 
 class KernelRow(msgspec.Struct, frozen=True):
-    """The kernels of one name in the analysed step."""
+    """The kernels of one name in the analysed step.
+
+    Of those whose work is known ``tflops`` and ``gbps`` are the rates, and ``lost_ms`` is what they take
+    beyond what their work takes at what the device reaches in practice; ``None`` where it is not known.
+    """
 
     name: str
     category: str
     calls: int
     time_ms: float
+    tflops: float | None = None
+    gbps: float | None = None
+    lost_ms: float | None = None
 
 
 class PhaseRow(msgspec.Struct, frozen=True):

@@ -155,11 +155,22 @@ def test_what_only_a_log_tells_keeps_its_own_size() -> None:
     assert ledger.causes[0].told_by == ("log",)
 
 
-@pytest.mark.parametrize(("is_cpu", "stands"), [(True, True), (False, False)])
-def test_of_the_host_of_a_cpu_run_no_ledger_tells(is_cpu: bool, stands: bool) -> None:
-    pair = rule("compiles", part_of=("host.pause",)), finding("compiles", 70.0, severity="critical")
-    judgement, _ = conclude([], pair, of=measured(is_cpu=is_cpu))
-    assert severities(judgement) == ([("compiles", "critical")] if stands else [])
+@pytest.mark.parametrize(("is_cpu", "high_ms"), [(True, 70.0), (False, 22.0)])
+def test_what_all_ranks_of_a_cpu_run_do_is_as_its_rule_bounds_it(is_cpu: bool, high_ms: float) -> None:
+    """On CPUs steps and ranks differ from the one step that is played."""
+    pair = rule("code", part_of=("host.pause",)), finding("code", 70.0, severity="critical")
+    judgement, _ = conclude([cause("host.pause", 30.0, (12.0, 20.0, 22.0))], pair, of=measured(is_cpu=is_cpu))
+    assert judgement.findings[0].gain == Gain(0.0, high_ms, "ceiling", ("all of it goes",))
+
+
+def test_what_a_log_tells_of_an_entry_is_told_once() -> None:
+    """Its 60 ms of a step of 200 are 30 of the 100 that the ledger accounts for."""
+    log = rule("log", part_of=("host.pause",), needs=frozenset()), finding("log", 60.0)
+    of_mean = replace(log[1], gain=replace(log[1].gain, mean_step_ms=200.0))
+    code = rule("code", part_of=("host.pause",)), finding("code", 31.0)
+    judgement, ledger = conclude([cause("host.pause", 31.0)], (log[0], of_mean), code)
+    assert [one.id for one in judgement.findings] == ["log"]
+    assert ledger.causes[0].told_by == ("log",)
 
 
 # -- parts

@@ -15,14 +15,12 @@ import msgspec
 import numpy as np
 
 from tracedoc.diagnosis import Diagnosis, StepBudget
+from tracedoc.predicted import CPU_RUNS_DIFFER
 
 CONFIDENCE = 0.95
 
 LEAST_CHANGE = 0.02
 """Two captures of one job may differ by this much for reasons that no capture shows: clocks, placement."""
-
-LEAST_CHANGE_ON_CPU = 0.10
-"""The same for runs on CPUs, which share their cores with everything else."""
 
 UNCHANGED = 0.05
 """An interval within this much around none is "unchanged", even where a small change would still fit in."""
@@ -101,7 +99,7 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
         change_frac=expm1(middle),
         low_frac=expm1(low),
         high_frac=expm1(high),
-        noise_frac=LEAST_CHANGE_ON_CPU if on_cpu else LEAST_CHANGE,
+        noise_frac=CPU_RUNS_DIFFER if on_cpu else LEAST_CHANGE,
         base_waited_frac=_waited(base, before),
         head_waited_frac=_waited(head, after),
         base_unprofiled_ms=_unprofiled(base),

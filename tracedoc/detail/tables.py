@@ -54,10 +54,19 @@ def host_detail(digest: RankDigest) -> HostDetail | None:
 def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
     """The kernels of the analysed step by name."""
     kernels = digest.kernels
+    rates = [
+        [None if np.isnan(one) else one for one in column.tolist()]
+        for column in (kernels.tflops, kernels.gbps, kernels.lost_ms)
+    ]
     return tuple(
-        KernelRow(name, category.value, calls, time_ns / 1e6)
-        for name, category, calls, time_ns in zip(
-            kernels.names, kernels.categories, kernels.calls.tolist(), kernels.time_ns.tolist(), strict=True
+        KernelRow(name, category.value, calls, time_ns / 1e6, *rated)
+        for name, category, calls, time_ns, *rated in zip(
+            kernels.names,
+            kernels.categories,
+            kernels.calls.tolist(),
+            kernels.time_ns.tolist(),
+            *rates,
+            strict=True,
         )
     )
 

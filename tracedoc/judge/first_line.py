@@ -8,7 +8,7 @@ from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import changes_training, fitting_first
+from tracedoc.judge.fixes import changes_training, fitting_first, saves_nothing
 from tracedoc.judge.ledgered import INHERENT, warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
@@ -20,7 +20,7 @@ from tracedoc.judge.without_warning import (
     number,
 )
 from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep
+from tracedoc.predicted import PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
@@ -181,15 +181,17 @@ def outcome(
     """
     first = next(iter(fitting_first(named[0].fixes, run)), None)
     batch = _change_of_batch(named[0], run)
-    least = named[0].gain.size_ms if named[0].gain is not None else 0.0
+    gain = named[0].gain
+    least = 0.0 if gain is None else gain.size_ms or gain.high_ms
     if plan and not any(one.fix.startswith(f"{named[0].id}/") for one in plan):
         notes = {one.id for one in findings if one.severity == "note"}
         doubtful = measurements.is_cpu and all(one.fix.rpartition("/")[0] in notes for one in plan)
-        enough = batch is not None or step - plan[-1].step_ms[1] >= least
+        saves = step - plan[-1].step_ms[1]
+        enough = saves >= (least if batch is None else min(least, _saves(batch) / 2))
         plan = plan if enough and not doubtful else ()
     if plan:
         return f"{_plan_words(plan, findings, step)}{_or_batch(batch, plan[-1].step_ms[1])}."
-    if first is not None and first.predicted is not None and first.predicted.gain_ms[1] > 0:
+    if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms
         same_work = SAME_SAMPLES if changes_training(first) else ""
         also = "" if changes_training(first) else _or_batch(batch, after[1])
@@ -197,6 +199,11 @@ def outcome(
     if first is not None and all(one.gain is None for one in named):
         return f"{first.title}: what that saves cannot be told from this run."
     return _without(measurements, named, ledger, step, first)
+
+
+def _saves(fix: Fix) -> float:
+    """What a fix that was played likely saves, in ms; 0 of others."""
+    return fix.predicted.gain_ms[1] if fix.predicted is not None else 0.0
 
 
 def _plan_words(plan: Sequence[PlanStep], findings: Sequence[Finding], step: float) -> str:
@@ -235,7 +242,8 @@ def _without(
     )
     saved = alone_of(measurements.run, causes) if causes and gain and gain.likely_ms is not None else None
     if ledger is not None and saved is not None and saved[1] > 0:
-        of, (low, likely, high) = ledger.step_ms, saved
+        of = ledger.step_ms
+        low, likely, high = as_runs_differ(saved, of) if measurements.is_cpu else saved
         change = format_step_change(of, (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0)))
         mean = "" if abs(of - step) <= SAME_STEP * step else "mean step "
     elif gain is not None and gain.high_ms > 0:

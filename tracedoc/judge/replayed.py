@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Finding, Fix, Gain, RunInfo
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import changes_training, fitting_first, misfits
+from tracedoc.judge.fixes import changes_training, fitting_first, misfits, saves_nothing
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
-from tracedoc.predicted import PlanStep, Predicted, ReplayReport
+from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
-from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report
+from tracedoc.whatif.answer import as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
@@ -89,13 +89,15 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
 
 
 def _gain(finding: Finding, run: RunInfo, *, of_mean_step: bool) -> Gain | None:
-    """The gain of the fix that stands first where it was played, at most what the causes cost; else that.
+    """The gain of the fix that stands first where it was played and helps, at most what the causes cost.
+
+    Else it is that of the causes.
 
     A larger batch is counted per unit of today's work, which the causes do not bound. Fixes are played on the
     analysed step, but for those that are ``of_mean_step``.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
-    if first is None or first.predicted is None:
+    if first is None or first.predicted is None or saves_nothing(first):
         return finding.gain
     low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
     mean = None

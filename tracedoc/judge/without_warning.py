@@ -11,6 +11,7 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.ledgered import INHERENT, WORTH
 from tracedoc.ledger import Ledger
+from tracedoc.topics.compute.rank import reached_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -128,13 +129,14 @@ def is_compute_bound(measurements: Measurements, step: float) -> bool:
 def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
     """The sentence for a run that is compute-bound."""
     share = format_percent((number(measurements, compute_ms) or 0.0) / step)
-    exposed = number(measurements, exposed_comm_ms)
+    exposed, reached = number(measurements, exposed_comm_ms), number(measurements, reached_frac)
+    rate = "" if reached is None else f" at {format_percent(reached)} of what this GPU reaches"
     if (run.world_size or 1) > 1 and exposed is not None:
         return (
-            f"Compute-bound: the GPUs are busy for {share} of the {format_ms(step)} step, and communication "
-            f"is hidden (at most {format_percent(exposed / step)} to gain)."
+            f"Compute-bound{rate}: the GPUs are busy for {share} of the {format_ms(step)} step, and "
+            f"communication is hidden (at most {format_percent(exposed / step)} to gain)."
         )
-    return f"Compute-bound: {share} of the {format_ms(step)} step is compute."
+    return f"Compute-bound{rate}: {share} of the {format_ms(step)} step is compute."
 
 
 def _short_name(finding: Finding) -> str:

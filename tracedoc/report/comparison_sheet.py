@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from tracedoc.comparison.compare import RunComparison
 from tracedoc.comparison.differences import FindingChange
 from tracedoc.diagnosis import BudgetLocation, Gain, RunInfo
+from tracedoc.ledger import CAUSE_WORDS
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
 from tracedoc.report.view import about_words, gain_text, rates_of
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, three_digits
@@ -256,7 +257,9 @@ def _largest(found: RunComparison, *, longer: bool) -> str:
     if not parts:
         return ""
     part = max(parts, key=lambda one: abs(one.change_ms))
-    return f"{part.label} ({signed(part.change_ms)})"
+    place = part.evidence.partition("; ")[0]
+    where = f" in {place}" if part.key in CAUSE_WORDS and "`" in place else ""
+    return f"{part.label}{where} ({signed(part.change_ms)})"
 
 
 def signed(ms: float) -> str:

@@ -72,12 +72,21 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a rank's GPU at the end of the capture, in bytes; ``None`` where it is not known."""
+    """The memory of a rank's GPU at the end of the capture, in bytes; ``None`` where it is not known.
+
+    ``host_total`` is that of its host, ``host_peak`` what the process took of it.
+    """
 
     total: int | None = None
     peak_reserved: int | None = None
     peak_allocated: int | None = None
     retries: int | None = None
+    host_total: int | None = None
+    host_peak: int | None = None
+
+
+Stacks = tuple[tuple[float, tuple[str, ...]], ...]
+"""The ms of each stack, and its frames, innermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class Samples:
     steps: int = 0
     long: int = 0
     loop: tuple[str, ...] = ()
-    stacks: tuple[tuple[float, tuple[str, ...]], ...] = ()
+    stacks: Stacks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +115,8 @@ class RankJob:
     those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share; ``threads`` are
     those that torch uses for one operator. ``training``
     is what the live objects showed of it, by name; ``compiled`` are the counters of torch.compile.
+    ``collecting`` is where long collections of garbage came, of which functions that call ``gc.collect``
+    themselves have ``collect_calls_ms``.
     """
 
     rank: int
@@ -136,6 +147,8 @@ class RankJob:
     log: StepLog | None = None
     compiled: Mapping[str, int] = field(default_factory=dict)
     samples: Samples = Samples()
+    collecting: Stacks = ()
+    collect_calls_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +248,8 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         log=_log(entry, folder, unusable) if with_log else None,
         compiled=_values(_entry(framework, "compile"), int) | _values(_entry(part, "compile"), int),
         samples=_samples(_entry(part, "samples")),
+        collecting=_stacks(_entry(part, "collections")),
+        collect_calls_ms=_value(_entry(part, "collections"), "asked_ms", float) or 0.0,
     )
 
 
@@ -272,6 +287,8 @@ def _memory(entry: Entry) -> Memory:
         peak_reserved=_value(entry, "peak_reserved_bytes", int),
         peak_allocated=_value(entry, "peak_allocated_bytes", int),
         retries=_value(entry, "allocation_retries", int),
+        host_total=_value(entry, "host_total_bytes", int),
+        host_peak=_value(entry, "host_peak_bytes", int),
     )
 
 
@@ -313,13 +330,17 @@ def _buckets(entries: Sequence[Entry]) -> Buckets:
 
 
 def _samples(entry: Entry) -> Samples:
-    stacks = [(_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks")]
     return Samples(
         steps=_value(entry, "steps", int) or 0,
         long=_value(entry, "long", int) or 0,
         loop=_texts(entry, "loop"),
-        stacks=tuple((ms, frames) for ms, frames in stacks if ms and frames),
+        stacks=_stacks(entry),
     )
+
+
+def _stacks(entry: Entry) -> Stacks:
+    stacks = ((_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks"))
+    return tuple((ms, frames) for ms, frames in stacks if ms and frames)
 
 
 def _texts(entry: Entry, key: str) -> tuple[str, ...]:

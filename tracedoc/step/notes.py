@@ -14,7 +14,9 @@ from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents
 from tracedoc.step.program import UNKNOWN_SHARE, Doing, Group, Indices, RankProgram
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.lags import CPU_IDLE_NS
 from tracedoc.timeline.launches import Rows
+from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.shards.times import blocks_of_units
 from tracedoc.timeline.stalls import LARGE_COPY_BYTES, cpu_optimizer_spans, offloads
 from tracedoc.trace import vocabulary
@@ -101,10 +103,18 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
     optimizer = cpu_optimizer_spans(timeline)
     if offloads(timeline, optimizer):
         found[Doing.OFFLOADED] = optimizer
+    if len(timeline.host_delays.gc):
+        found[Doing.COLLECTING] = timeline.host_delays.gc
     if timeline.quiet is not None:
         found[Doing.LOADING] = timeline.quiet.loading | timeline.host_delays.loading
         found[Doing.COMPILING] = timeline.quiet.compiling | timeline.host_delays.compile
         found[Doing.COMPUTING] = timeline.quiet.operators
+    if timeline.is_cpu and timeline.idle is not None:
+        idle = timeline.idle.spans["unknown"] | timeline.idle.spans["gc"]
+        long = idle.ends - idle.starts >= CPU_IDLE_NS
+        if timeline.phases is not None:
+            found[Doing.RECOMPUTING] = timeline.phases.host_spans(Phase.RECOMPUTE) - idle
+        found[Doing.NOTHING] = Spans(idle.starts[long], idle.ends[long])
     return found
 
 

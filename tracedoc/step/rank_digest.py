@@ -13,10 +13,11 @@ from tracedoc.errors import Failures, TraceLimit
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode, encode
 from tracedoc.step.cpu_program import CpuGraph
-from tracedoc.step.device import device_name, device_ordinal
+from tracedoc.step.device import Floats, device_name, device_ordinal
 from tracedoc.step.drawn import MemoryTable, drawn_sets, memory_table
 from tracedoc.step.graph import StepGraph, find_graph
 from tracedoc.step.host_work import HostDigest, host_digest
+from tracedoc.step.kernel_times import rates_by_name
 from tracedoc.step.make_program import rank_programs
 from tracedoc.step.named import named_stretches
 from tracedoc.step.program import EncodedProgram, Unplayable
@@ -45,12 +46,19 @@ MAX_KERNEL_NAMES = 60
 
 
 class KernelTable(msgspec.Struct, frozen=True, eq=False):
-    """The kernels of the judged step by name, those with most time first, as columns."""
+    """The kernels of the judged step by name, those with most time first, as columns.
+
+    ``tflops``, ``gbps`` and ``lost_ms`` are those of :class:`tracedoc.step.kernel_times.KernelGroup`, NaN
+    where they are not known.
+    """
 
     names: tuple[str, ...] = ()
     categories: tuple[KernelCategory, ...] = ()
     calls: Int64Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     time_ns: Int64Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    tflops: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
+    gbps: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
+    lost_ms: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
 
 
 class StepDigest(msgspec.Struct, frozen=True, eq=False):
@@ -338,7 +346,11 @@ def _kernel_table(timeline: RankTimeline) -> KernelTable:
     times = np.bincount(inverse, weights=trace.dur_ns[rows], minlength=names.size)
     order = np.argsort(-times, kind="stable")[:MAX_KERNEL_NAMES]
     kept = names[order].tolist()
+    tflops, gbps, lost = (column[order] for column in rates_by_name(timeline, names))
     return KernelTable(
+        tflops=tflops,
+        gbps=gbps,
+        lost_ms=lost,
         names=tuple(trace.names[name][:300] for name in kept),
         categories=tuple(events.categories[name] for name in kept),
         calls=calls[order],

@@ -13,7 +13,14 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import phase_name
 from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
-from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, format_ranges
+from tracedoc.units import (
+    format_bytes,
+    format_ms,
+    format_percent,
+    format_quantity,
+    format_ranges,
+    three_digits,
+)
 
 Row = TypeVar("Row")
 Column = tuple[str, bool, Callable[[Row], str]]
@@ -249,19 +256,30 @@ def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
         ("Time", True, lambda row: format_ms(row.time_ms)),
         ("Share", True, lambda row: _share(row.time_ms, total)),
     ]
+    if any(row.lost_ms is not None for row in rows):
+        columns += [
+            ("TFLOP/s", True, lambda row: "" if row.tflops is None else three_digits(row.tflops)),
+            ("GB/s", True, lambda row: "" if row.gbps is None else three_digits(row.gbps)),
+            ("Lost", True, lambda row: "" if row.lost_ms is None else format_ms(row.lost_ms)),
+        ]
     return _table(
         "Shares are of the time of all kernels", columns, sorted(rows, key=lambda row: -row.time_ms)
     )
 
 
 class NamedKernel(msgspec.Struct, frozen=True):
-    """One kernel: its short name, its full one, and its calls, time and share of all listed kernels."""
+    """One kernel: its short name, its full one, its calls, time and share of all listed kernels.
+
+    ``lost`` is what it takes beyond what its work takes at what the device reaches; "" where that is not
+    known.
+    """
 
     short: str
     name: str
     calls: int
     time: str
     share: str
+    lost: str
 
 
 class KernelGroup(msgspec.Struct, frozen=True):
@@ -301,6 +319,7 @@ def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
                         row.calls,
                         format_ms(row.time_ms),
                         _share(row.time_ms, total),
+                        "" if row.lost_ms is None else format_ms(row.lost_ms),
                     )
                     for row in sorted(mine, key=lambda row: -row.time_ms)
                 ),
