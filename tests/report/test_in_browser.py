@@ -12,7 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, HOSTILE
+from tracedoc.report.page import sheet_page
 from tracedoc.report.render import write_report
+from tracedoc.report.sheet import Sheet, SheetBar, SheetBox
 from tracedoc.report.words import STATES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -146,6 +148,31 @@ def test_a_stretch_names_its_kernel_and_its_collective(browser: Any, tmp_path: P
     )
     assert said[1].endswith("(90 ms): all-gather of 416 MiB, 8 ranks (90 ms)")
     assert "<script>" in said[2]
+    assert noted == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_comparison_paints_no_improvement_red(browser: Any, tmp_path: Path, scheme: str) -> None:
+    """Of two parts one is 40 ms shorter and one 10 ms longer; nothing is wider than a telephone."""
+    bars = (("link", -40.0, "shorter"), ("input", 10.0, "longer"))
+    file = tmp_path / "compared.html"
+    sheet = Sheet(
+        "Improved: 400 ms -> 370 ms a step, mostly link (-40 ms).",
+        bars=tuple(SheetBar(name, f"{ms} ms", (SheetBox(key, 500, abs(ms)),)) for name, ms, key in bars),
+        title="lr-1e-4 -> lr-3e-4",
+    )
+    file.write_text(sheet_page(sheet), encoding="utf-8")
+    page, noted = opened(browser, file, viewport={"width": 390, "height": 900}, color_scheme=scheme)
+    red, green = (
+        page.evaluate(f"getComputedStyle(document.querySelector('rect.{key}')).fill")
+        .strip("rgb()")
+        .split(", ")
+        for key in ("longer", "shorter")
+    )
+    assert int(red[0]) > 1.4 * int(red[1])
+    assert int(green[1]) > 1.4 * int(green[0])
+    assert page.title() == "lr-1e-4 -> lr-3e-4: Improved: 400 ms -> 370 ms a step, mostly link (-40 ms)."
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
     assert noted == []
 
 

@@ -329,16 +329,22 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
 
 
 @pytest.mark.parametrize(
-    ("cause_id", "ranks", "shared"),
-    [("host.launch", (), True), ("ranks.host", (2,), False), ("pipeline.imbalance", (2,), False)],
+    ("cause_id", "ranks", "last_ms", "shared"),
+    [
+        ("host.launch", (), 20.0, True),
+        ("host.sync", (), 9.9, False),
+        ("ranks.host", (2,), 20.0, False),
+        ("pipeline.imbalance", (2,), 20.0, False),
+    ],
 )
 def test_a_cause_that_all_ranks_share_is_every_ranks(
-    cause_id: str, ranks: tuple[int, ...], shared: bool
+    cause_id: str, ranks: tuple[int, ...], last_ms: float, shared: bool
 ) -> None:
-    """A finding is seen on rank 2; what rank 2 does beyond its peers would be a cause of ranks."""
+    """A finding is seen on rank 2; what rank 2 does beyond its peers is gone where all others are."""
     seen = replace(finding("slow", 30.0), ranks=(2,), says="it is slow", message="It is slow (rank 2).")
     pair = rule("slow", cause=(cause_id,), scope="rank"), seen
-    (told,) = conclude([cause(cause_id, 20.0, ranks=ranks)], pair)[0].findings
+    one = LedgerCause(cause_id, 20.0, (20.0, 20.0, 20.0), last_ms, ranks)
+    (told,) = conclude([one], pair)[0].findings
     assert told.ranks == ((0, 1, 2, 3) if shared else (2,))
     assert told.says == f"it is slow{' (every rank; rank 2 is the worst)' if shared else ''}"
     assert ("every rank has the cause" in told.message) is shared

@@ -7,7 +7,7 @@ from tracedoc.testing import TraceBuilder
 
 
 def test_a_place_is_named_that_has_most_of_a_cause(tmp_path):
-    """30 ms before the backward pass, in a range; 40 launches, each as long as the others, have no place."""
+    """30 ms before the backward pass, in a range; half of 40 launches are in it, and none is most of them."""
 
     def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
         at = start
@@ -23,4 +23,4 @@ def test_a_place_is_named_that_has_most_of_a_cause(tmp_path):
 
     ledger = ledger_of(tmp_path, draw)
     assert one_of(ledger, "host.pause").place == "before the backward pass: save_samples"
-    assert ":" not in one_of(ledger, "host.launch").place
+    assert one_of(ledger, "host.launch").place == "the backward pass"

@@ -309,9 +309,15 @@ def _heard(
 def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
     """A finding seen on one rank whose causes all ranks share: the others wait while it is late.
 
-    What one rank does more than the others is a cause of its own, and no part of these.
+    What one rank does more than the others is a cause of its own, and where it is these as well they cost
+    little once all others are gone.
     """
-    shared = not any(one.ranks or one.id.partition(".")[0] in BETWEEN_RANKS for one in causes)
+    shared = all(
+        not one.ranks
+        and one.id.partition(".")[0] not in BETWEEN_RANKS
+        and one.last_ms >= COVERED * one.share_ms
+        for one in causes
+    )
     if not shared or not causes or len(finding.ranks) != 1 or len(measurements.ranks) < 2:
         return finding
     (worst,) = finding.ranks

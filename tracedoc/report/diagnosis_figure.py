@@ -66,8 +66,8 @@ def diagnosis_figure(view: View) -> Any:
     if not panels:
         raise InputError("there is no step to draw", "tracedoc diagnose says what the capture lacks")
     with page_style():
-        about = ", ".join(filter(None, (view.name, view.about)))
-        title = f"{fill(_shortened(about), 110)}\n{fill(_shortened(view.diagnosis.summary), 110)}"
+        lines = filter(None, (view.name, view.diagnosis.summary))
+        title = "\n".join(fill(_shortened(line), 110) for line in lines)
         heights = [height for height, _ in panels]
         figure = new_figure(10, sum(heights) + 0.55 + 0.2 * title.count("\n"))
         figure.suptitle(
@@ -77,7 +77,7 @@ def diagnosis_figure(view: View) -> Any:
         for axis, (_, draw) in zip(axes, panels, strict=True):
             axis.tick_params(colors=colours()["soft"], labelsize=8)
             draw(axis)
-        below = "\n".join(_shortened(line) for line in (view.run, view.throughput) if line)
+        below = "\n".join(_shortened(line) for line in (view.about, view.run, view.throughput) if line)
         figure.supxlabel(below, x=0.01, ha="left", fontsize=8, color=colours()["soft"])
     return figure
 
