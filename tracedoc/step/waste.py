@@ -15,11 +15,10 @@ from tracedoc.step.events import DeviceEvents
 from tracedoc.step.program import Codes, Group, Lags, RankProgram, Waste
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.host import MATRIX
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.kernels import KernelCategory, matrix_format
+from tracedoc.trace.kernels import MATRIX, KernelCategory, matrix_format
 from tracedoc.values import Unknown
 
 Mask = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.timeline.operator_work import Work, formula_of, work_of
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.kernels import KernelCategory, matrix_format
+from tracedoc.trace.kernels import MATRIX, matrix_format
 
 Floats = npt.NDArray[np.float64]
 
@@ -91,12 +91,9 @@ def _multiplies(trace: Trace, events: GpuEvents, rows: Rows) -> npt.NDArray[np.b
     """Which kernels are products, convolutions or attention themselves, by their names."""
     named = np.zeros(len(trace.names), dtype=bool)
     for name_id, category in events.categories.items():
-        named[name_id] = category in _MATRIX and matrix_format(trace.names[name_id]) is not None
+        named[name_id] = category in MATRIX and matrix_format(trace.names[name_id]) is not None
     found: npt.NDArray[np.bool_] = named[trace.name[rows]]
     return found
-
-
-_MATRIX = (KernelCategory.GEMM, KernelCategory.CONVOLUTION, KernelCategory.ATTENTION)
 
 
 def operator_work(trace: Trace) -> OperatorWork:

@@ -23,12 +23,11 @@ from tracedoc.step.waste import (
 )
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.host import MATRIX
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.devices import TENSOR_SPEEDUPS
 from tracedoc.trace.distinct import distinct, places_by_value
-from tracedoc.trace.kernels import matrix_format
+from tracedoc.trace.kernels import MATRIX, matrix_format
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
