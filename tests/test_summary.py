@@ -156,7 +156,7 @@ def test_a_cpu_trace_tells_what_preview_rules_find(tmp_path: Path) -> None:
     assert [one.severity for one in found.findings if one.rule_id == "step-outliers"] == ["critical"]
     assert found.summary == (
         "Slow steps: a step takes 100 ms longer than the usual 100 ms every 3 steps (the first is step 6); "
-        "that is 34.5 ms a step on average over the whole run; the captured steps show none of them. "
+        "that is 34.5 ms a step on average over the whole run; no captured step stands out. "
         "See what the loop does in those steps (mean step 135 ms -> 100 ms at best)."
     )
 

@@ -22,5 +22,5 @@ def test_a_place_is_named_that_has_most_of_a_cause(tmp_path):
         return at - 0.88
 
     ledger = ledger_of(tmp_path, draw)
-    assert one_of(ledger, "host.pause").place == "before the backward pass: save_samples"
+    assert one_of(ledger, "host.pause").place == "the range `save_samples`"
     assert one_of(ledger, "host.launch").place == "the backward pass"

@@ -248,12 +248,12 @@ def _without(
         mean = "" if abs(of - step) <= SAME_STEP * step else "mean step "
     elif gain is not None and gain.high_ms > 0:
         of, mean = gain.mean_step_ms or step, "" if gain.mean_step_ms is None else "mean step "
-        change = f"{format_ms(of)} -> {format_ms(max(of - gain.high_ms, 0.0))}"
+        change = f"{format_ms(of)} -> {format_ms(max(of - gain.high_ms, 0.0))} at best"
     else:
         return ""
     if fix is not None:
-        return f"{fix.title} ({mean}{change} at best)."
-    return f"Without {'it' if len(named) == 1 else 'the first'}: {mean}{change} at best."
+        return f"{fix.title}: {mean}{change}." if saved else f"{fix.title} ({mean}{change})."
+    return f"Without {'it' if len(named) == 1 else 'the first'}: {mean}{change}."
 
 
 def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:

@@ -103,12 +103,12 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
     optimizer = cpu_optimizer_spans(timeline)
     if offloads(timeline, optimizer):
         found[Doing.OFFLOADED] = optimizer
-    if len(timeline.host_delays.gc):
-        found[Doing.COLLECTING] = timeline.host_delays.gc
-    if timeline.quiet is not None:
-        found[Doing.LOADING] = timeline.quiet.loading | timeline.host_delays.loading
-        found[Doing.COMPILING] = timeline.quiet.compiling | timeline.host_delays.compile
-        found[Doing.COMPUTING] = timeline.quiet.operators
+    delays, quiet = timeline.host_delays, timeline.quiet
+    found[Doing.COLLECTING] = delays.gc
+    found[Doing.LOADING] = delays.loading if quiet is None else quiet.loading | delays.loading
+    found[Doing.COMPILING] = delays.compile if quiet is None else quiet.compiling | delays.compile
+    if quiet is not None:
+        found[Doing.COMPUTING] = quiet.operators
     if timeline.is_cpu and timeline.idle is not None:
         idle = timeline.idle.spans["unknown"] | timeline.idle.spans["gc"]
         long = idle.ends - idle.starts >= CPU_IDLE_NS

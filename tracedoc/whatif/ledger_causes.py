@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
@@ -183,6 +183,19 @@ KNOWN_DOINGS = {
 """Causes that are what the host is known to do between its calls."""
 
 
+def _known(layout: Layout, lag: Times) -> tuple[dict[str, Times], Times]:
+    """What of the host's time is known to go to each of :data:`KNOWN_DOINGS`, and what is left."""
+    known: dict[str, Times] = {}
+    for name, doing in KNOWN_DOINGS.items():
+        known[name] = spent(layout, doing, lag)
+        lag = lag - known[name]
+    return known, lag
+
+
+def _of_lags(lags: Mapping[str, Times]) -> dict[str, Removal | None]:
+    return {name: Removal(lag=lag) if lag.any() else None for name, lag in lags.items()}
+
+
 def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
     """What the host costs; nothing is known of it in a capture without the launches of its kernels.
 
@@ -191,8 +204,9 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     """
     layout = program.layout
     if layout.is_cpu:
-        pause = even_pauses(program, even.lag)
-        return _family({"host.pause": Removal(lag=pause) if pause.any() else None})
+        known, left = _known(layout, even.lag)
+        pause = np.clip(even_pauses(program, even.lag) - known["host.gc"], 0, left)
+        return _family(_of_lags({**known, "host.pause": pause}))
     if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
@@ -211,19 +225,15 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     own = np.where(loads | copied_in, 0, even.own)
     at_sync = np.zeros(layout.points, dtype=bool)
     at_sync[layout.cause_to[synced]] = True
-    left, known = lag, {}
-    for name, doing in KNOWN_DOINGS.items():
-        known[name] = spent(layout, doing, left)
-        left = left - known[name]
+    known, left = _known(layout, lag)
     pause = pauses(program, left)
     return _family(
         {
-            **{name: Removal(lag=ns) if ns.any() else None for name, ns in known.items()},
+            **_of_lags({**known, "host.pause": pause}),
             "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
-            "host.pause": Removal(lag=pause) if pause.any() else None,
             "host.launch": Removal(lag=left - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),

@@ -18,7 +18,7 @@ from tracedoc.values import Unknown, Value
 MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
 
-MOST_STEPS = 0.75
+NEARLY_ALL_STEPS = 0.75
 """A rank that is late in three steps of four always is."""
 
 NOT_MATCHED = Unknown("no collective could be matched over the ranks")
@@ -146,7 +146,7 @@ def straggler_when(run: RunView) -> Value:
     numbers = np.array(late[0].steps)
     mine = late[0].gain_ns >= max(noticeable_ns(run), 1.0)
     count = int(mine.sum())
-    if not count or count >= MOST_STEPS * numbers.size:
+    if not count or count >= NEARLY_ALL_STEPS * numbers.size:
         return "none"
     which = format_ranges(numbers[mine].tolist())
     if count > 1 and mine[-count:].all():

@@ -11,7 +11,7 @@ from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicabl
 from tracedoc.whatif.changes.gathers import without_collectives
 
 BETWEEN = (1.0, 1.0, 0.5)
-BESIDE = (1.0, 0.5, 0.0)
+GOES_BESIDE = (1.0, 0.5, 0.0)
 """What goes with the messages of the host's time between two of them, and of as much before the first and
 after the last: values are made, reduced and read there."""
 
@@ -44,7 +44,7 @@ def _taken(program: RunProgram, extra: Mask, waits: Mask) -> Int64Array:
     calls_within = within & (layout.kind == Call.COMM)
     usual = np.median(lag[calls_within if calls_within.any() else layout.kind == Call.COMM])
     taken = np.where(within, lag * of_scenario(program.scenario, *BETWEEN), 0.0)
-    beside = np.minimum(lag, usual) * of_scenario(program.scenario, *BESIDE)
+    beside = np.minimum(lag, usual) * of_scenario(program.scenario, *GOES_BESIDE)
     return np.rint(np.maximum(np.where(mine ^ behind, beside, taken), 0)).astype(np.int64)
 
 
