@@ -125,6 +125,37 @@ def test_a_step_far_longer_than_the_others_is_told_by_itself(tmp_path):
     assert slow.place == "step 2"
 
 
+def test_pauses_of_different_lengths_cost_their_mean(tmp_path):
+    """Hosts are away for 10, 5, 10 and 15 ms of the complete steps: 10 ms of the mean one."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        end = start + 50.0 + (10.0, 5.0, 10.0, 15.0, 10.0)[index]
+        builder.kernel(PRODUCT, start, start + 40.0, launch_ms=start - 0.01)
+        builder.kernel(PRODUCT, end - 10.0, end, launch_ms=end - 10.01)
+        builder.runtime("cudaDeviceSynchronize", end - 9.9, end + 0.01)
+        return end
+
+    ledger = ledger_of(tmp_path, draw)
+    assert ledger.step_ms == pytest.approx(61.0, abs=0.1)
+    assert of(ledger, "slow_steps") == 0.0
+    assert one_of(ledger, "host.pause").alone_ms[1] == pytest.approx(10.0, abs=0.2)
+
+
+def test_collections_of_garbage_are_no_pause_of_unknown_code(tmp_path):
+    """The host collects for 10 of 61 ms, between two kernels of 20 and 30 ms."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel(PRODUCT, start, start + 20.0, launch_ms=start - 0.01)
+        builder.host("Python GC", start + 0.1, start + 30.0, category="user_annotation")
+        builder.kernel(PRODUCT, start + 30.01, start + 60.0, launch_ms=start + 30.0)
+        builder.runtime("cudaDeviceSynchronize", start + 30.1, start + 60.01)
+        return start + 60.0
+
+    ledger = ledger_of(tmp_path, draw)
+    assert one_of(ledger, "host.gc").alone_ms[1] == pytest.approx(10.0, abs=0.2)
+    assert of(ledger, "host.pause") == 0.0
+
+
 def test_pageable_copies_cost_the_copy_and_the_wait_for_it(tmp_path):
     """The host waits 20 ms for the batch, on the stream of compute, before it launches 50 ms of compute."""
 

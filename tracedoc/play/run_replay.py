@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.play.joins import join_run
 from tracedoc.play.path import Path, find_whole_path
@@ -101,14 +102,30 @@ def replay_closest(run: RunView) -> RunReplay | Refusal:
     return min(made, key=lambda one: one.model_error_frac) if made else found[0]
 
 
+def replay_other(run: RunView, first: RunReplay, step: int) -> RunReplay | Refusal:
+    """Replay another step of the ranks of a replay, which answers refer to by its own length."""
+    representative = run.representative_digest
+    assert representative is not None
+    ranks = first.base[Scenario.LIKELY].program.layout.ranks
+    having = [one.rank for one in run.digests if any(step == program.step for program in one.programs)]
+    if having != list(ranks):
+        return Refusal(f"other ranks have step {step}")
+    found = _replay_of(run, representative, step)
+    if isinstance(found, Refusal):
+        return found
+    return replace(
+        found, step_ms=found.base[Scenario.LIKELY].program.layout.notes[found.subject].step_ns / 1e6
+    )
+
+
 def _replay_of(
     run: RunView, representative: RankDigest, step: int, *, lenient: bool = False
 ) -> RunReplay | Refusal:
     there = [digest for digest in run.digests if any(one.step == step for one in digest.programs)]
     ranks = [digest.rank for digest in there]
     tables = [digest.collectives for digest in there]
-    gradients = [digest.gradients for digest in there]
-    program = join_run(ranks, _decoded(there, step), tables, gradients, run.matching, run.curves)
+    gradients, roles = [digest.gradients for digest in there], [digest.roles for digest in there]
+    program = join_run(ranks, _decoded(there, step), tables, gradients, roles, run.matching, run.curves)
     subject = ranks.index(representative.rank)
     assert representative.judged_step is not None
     step_ms = representative.judged_step.budget.window_ns / 1e6
@@ -132,7 +149,7 @@ def _replay_of(
             return found if isinstance(once, Refusal) else once
         return found
     except Cyclic:
-        return Refusal("what its events wait for is contradictory")
+        return Refusal("the recorded dependencies contradict each other")
 
 
 def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:

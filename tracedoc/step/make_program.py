@@ -16,7 +16,7 @@ from tracedoc.step.cpu_program import CpuGraph, build_cpu_program
 from tracedoc.step.events import DeviceEvents
 from tracedoc.step.graph import StepGraph
 from tracedoc.step.notes import longest_lags, with_doings, with_offloading, with_units
-from tracedoc.step.program import TO_HOST, Call, Doing, RankProgram, TooLong, Unplayable
+from tracedoc.step.program import TO_HOST, Call, Cause, Doing, RankProgram, TooLong, Unplayable
 from tracedoc.step.waste import with_waste
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
@@ -228,9 +228,11 @@ def _waits_of(
     here = local[waits.source]
     source = np.where(here >= 0, here, earlier[waits.source])
     kept = np.flatnonzero(inside & (source >= 0))
-    # What a call waited for ran before the step: its time is the call's own.
+    # What a call waited for ran before the step: its time is the call's own. A launch that waits for room
+    # since more than a step runs as far ahead in every step: it does not keep the host from running on.
     own = waits.own_ns[span].copy()
-    orphans = difference(target[inside & to_host], target[kept][to_host[kept]])
+    held = inside & to_host & ((waits.kind != Cause.QUEUE) | (position is None))
+    orphans = difference(target[held], target[kept][to_host[kept]])
     own[orphans - span.start] = graph.calls.end_ns[orphans] - graph.calls.start_ns[orphans]
     delay: Int64Array = device.delay[events].copy()
     starts = kept[~to_host[kept]]

@@ -54,6 +54,9 @@ class Doing(IntEnum):
     LOADING = 2  # kernels and libraries are called for the first time
     COMPILING = 3
     COMPUTING = 4  # an operator computes on the CPU
+    COLLECTING = 5  # Python collects garbage
+    NOTHING = 6  # on a CPU: no operator runs, and nothing is waited for
+    RECOMPUTING = 7  # on a CPU: activations are computed again
 
 
 class Group(IntEnum):

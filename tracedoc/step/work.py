@@ -14,7 +14,9 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.steps import Window
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.frameworks import is_optimizer_label
 from tracedoc.trace.kernels import KernelCategory, matrix_format
+from tracedoc.trace.vocabulary import optimizer_step_class
 
 NOT_SIZED = frozenset(
     {
@@ -35,18 +37,20 @@ class WorkTable(msgspec.Struct, frozen=True, eq=False):
     the thread blocks of those among them whose grid follows the size of the data; 0 where no grid is known.
     ``flops`` are the floating-point operations of matrix products, convolutions and attention whose shapes
     were recorded, else 0.
+    ``updates`` marks the steps in which the optimizer runs: not those of other micro-batches.
     """
 
     kernels: Int64Array
     blocks: Int64Array
     flops: npt.NDArray[np.float64]
+    updates: npt.NDArray[np.bool_]
 
 
 def work_table(timeline: RankTimeline) -> WorkTable:
     """The work that each step of a rank had to do."""
     windows = timeline.windows if timeline.activity is not None else ()
     kernels, blocks = _operators(timeline, windows) if timeline.is_cpu else _launched(timeline, windows)
-    return WorkTable(kernels, blocks, _flops(timeline, windows))
+    return WorkTable(kernels, blocks, _flops(timeline, windows), _updates(timeline, windows))
 
 
 def _launched(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int64Array, Int64Array]:
@@ -78,6 +82,23 @@ def _operators(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int
     begin = np.searchsorted(starts, [window.start_ns for window in windows])
     end = np.searchsorted(starts, [window.end_ns for window in windows])
     return (end - begin).astype(np.int64), np.zeros(len(windows), dtype=np.int64)
+
+
+def _updates(timeline: RankTimeline, windows: tuple[Window, ...]) -> npt.NDArray[np.bool_]:
+    trace = timeline.trace
+    starts = trace.ts_ns[
+        trace.rows_named(
+            lambda name: optimizer_step_class(name) is not None or is_optimizer_label(name), Kind.ANNOTATION
+        )
+    ]
+    updates = np.ones(len(windows), dtype=bool)
+    for place, window in enumerate(windows):
+        number = timeline.position_of(window)
+        if number is not None:
+            step = timeline.host.steps[number]
+            first, last = np.searchsorted(starts, (step.start_ns, step.end_ns))
+            updates[place] = last > first
+    return updates
 
 
 def _flops(timeline: RankTimeline, windows: tuple[Window, ...]) -> npt.NDArray[np.float64]:

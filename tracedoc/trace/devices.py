@@ -64,6 +64,7 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
     "h800": _tensor_peak(989, 494, 1979, 3350, 200, 67),
     "b200": _tensor_peak(2250, 1125, 4500, 8000, 900),
     "gb200": _tensor_peak(2500, 1250, 5000, 8000, 900),
+    "gb300": _tensor_peak(2500, 1250, 5000, 8000, 900),
     "b300": _tensor_peak(2250, 1125, 4500, 8000, 900),
     # Volta has no bf16 tensor cores.
     "v100": DevicePeak(None, 125, None, None, 15.7, 900, 150, 25),

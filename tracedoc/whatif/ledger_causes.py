@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
@@ -18,6 +19,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
+from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.kernels import WASTES
 from tracedoc.whatif.changes.merged_units import merge_units
@@ -25,27 +27,64 @@ from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.split_units import split_units
-from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses, spent
-from tracedoc.whatif.removal import Removal, Times
+from tracedoc.whatif.even_ranks import (
+    Even,
+    balanced_hosts,
+    balanced_stages,
+    between_stages,
+    even_pauses,
+    even_times,
+    pauses,
+    spent,
+)
+from tracedoc.whatif.removal import OverSteps, Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
 
-class Family(msgspec.Struct, frozen=True, eq=False):
+T = TypeVar("T")
+
+
+class Family(msgspec.Struct, Generic[T], frozen=True, eq=False):
     """Causes of one kind. ``whole`` is what all of them take, ``members`` what each does, by id.
 
     ``rest`` is the id of what remains of the family when its members are gone, "" where nothing does.
     ``after`` names a family whose cost is not its own: alone it costs what it does when that one is gone.
     """
 
-    whole: tuple[Removal, ...]
-    members: Mapping[str, Removal]
+    whole: tuple[T, ...]
+    members: Mapping[str, T]
     rest: str = ""
     after: str = ""
 
 
-def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[str, Family]:
-    """The families of causes that a program has."""
+def find_families(run: RunView, replays: Sequence[RunReplay]) -> dict[str, Family[OverSteps]]:
+    """The families of causes that the played steps of a run have."""
+    of_steps = [_of_step(run, one) for one in replays]
+    names = dict.fromkeys(name for families in of_steps for name in families)
+    return {name: _over_steps([families.get(name) for families in of_steps]) for name in names}
+
+
+def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]:
+    """One family of several steps. What it takes beside its members is one thing."""
+    there = [one for one in families if one is not None]
+    ids = dict.fromkeys(name for one in there for name in one.members)
+    members = {
+        name: OverSteps(tuple(None if one is None else one.members.get(name) for one in families))
+        for name in ids
+    }
+    beside = tuple(
+        None if one is None else next((part for part in one.whole if part not in one.members.values()), None)
+        for one in families
+    )
+    whole = [OverSteps(beside)] if any(beside) else []
+    whole += [members[name] for name in ids if any(one.members.get(name) in one.whole for one in there)]
+    return Family(tuple(whole), members, there[0].rest, there[0].after)
+
+
+def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
+    """The families of causes that one step has."""
+    program = replay.base[Scenario.LIKELY].program
     # What a wait for a batch takes, whether workers keep up or not.
     own = program.own.astype(np.int64)
     own[program.layout.batch_point] = program.layout.batch_ns
@@ -65,7 +104,7 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
 
 def _family(
     members: Mapping[str, Removal | None], rest: str = "", whole: Removal | None = None
-) -> Family | None:
+) -> Family[Removal] | None:
     """A family of the members that are there; ``whole`` is what all take, if that is more than they do."""
     there = {name: one for name, one in members.items() if one is not None}
     if whole is not None:
@@ -82,7 +121,7 @@ def _taken(before: np.ndarray, after: np.ndarray) -> Times | None:
 # --- ranks that take longer than their peers
 
 
-def _ranks(program: RunProgram, even: Even) -> Family | None:
+def _ranks(program: RunProgram, even: Even) -> Family[Removal] | None:
     loads = program.layout.kind == Call.INPUT
     dur, lag = _taken(program.dur, even.dur), _taken(program.lag, even.lag)
     own, ready = _taken(program.own, even.own), _taken(program.ready, even.ready)
@@ -116,7 +155,7 @@ def _batch_copies(program: RunProgram) -> Mask:
     return copies
 
 
-def _input(program: RunProgram, even: Even) -> Family | None:
+def _input(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
     loads = layout.kind == Call.INPUT
     own, ready = _chosen(even.own, loads), _chosen(np.maximum(even.ready, 0), loads)
@@ -136,11 +175,39 @@ def _input(program: RunProgram, even: Even) -> Family | None:
 
 # --- the host
 
+KNOWN_DOINGS = {
+    "host.first_calls": Doing.LOADING,
+    "host.compile": Doing.COMPILING,
+    "host.gc": Doing.COLLECTING,
+}
+"""Causes that are what the host is known to do between its calls."""
 
-def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
-    """What the host costs; nothing is known of it in a capture without the launches of its kernels."""
+
+def _known(layout: Layout, lag: Times) -> tuple[dict[str, Times], Times]:
+    """What of the host's time is known to go to each of :data:`KNOWN_DOINGS`, and what is left."""
+    known: dict[str, Times] = {}
+    for name, doing in KNOWN_DOINGS.items():
+        known[name] = spent(layout, doing, lag)
+        lag = lag - known[name]
+    return known, lag
+
+
+def _of_lags(lags: Mapping[str, Times]) -> dict[str, Removal | None]:
+    return {name: Removal(lag=lag) if lag.any() else None for name, lag in lags.items()}
+
+
+def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
+    """What the host costs; nothing is known of it in a capture without the launches of its kernels.
+
+    On a CPU operators are the work, and the host pauses between them; what it pauses longer than its peers is
+    theirs to tell.
+    """
     layout = program.layout
-    if layout.is_cpu or not layout.points or not any("launches" in one.present for one in run.digests):
+    if layout.is_cpu:
+        known, left = _known(layout, even.lag)
+        pause = np.clip(even_pauses(program, even.lag) - known["host.gc"], 0, left)
+        return _family(_of_lags({**known, "host.pause": pause}))
+    if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
@@ -158,25 +225,22 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
     own = np.where(loads | copied_in, 0, even.own)
     at_sync = np.zeros(layout.points, dtype=bool)
     at_sync[layout.cause_to[synced]] = True
-    first = spent(layout, Doing.LOADING, lag)
-    compiling = spent(layout, Doing.COMPILING, lag - first)
-    pause = pauses(program, lag - first - compiling)
+    known, left = _known(layout, lag)
+    pause = pauses(program, left)
     return _family(
         {
-            "host.first_calls": Removal(lag=first) if first.any() else None,
-            "host.compile": Removal(lag=compiling) if compiling.any() else None,
+            **_of_lags({**known, "host.pause": pause}),
             "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
-            "host.pause": Removal(lag=pause) if pause.any() else None,
-            "host.launch": Removal(lag=lag - first - compiling - pause),
+            "host.launch": Removal(lag=left - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),
     )
 
 
-def _offload(replay: RunReplay, program: RunProgram) -> Family | None:
+def _offload(replay: RunReplay, program: RunProgram) -> Family[Removal] | None:
     return _family({"host.offload": _rewired(replay, program, no_offload)})
 
 
@@ -198,6 +262,11 @@ def _rewired(
 
 CALL_SHARES = (1.0, 0.5, 0.0)
 """So much of the host's time before a collective's call goes with the call."""
+
+
+def _calls_less(removal: Removal | None) -> Removal | None:
+    """A removal that saves the host calls of collectives by itself."""
+    return None if removal is None else replace(removal, calls_less=True)
 
 
 def _calling_less(program: RunProgram, removal: Removal | None) -> Removal | None:
@@ -228,7 +297,7 @@ def _gone(before: RunProgram, after: RunProgram) -> Mask:
     return np.asarray(before.launched & ~after.launched & before.joined & ~after.joined)
 
 
-def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family | None:
+def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family[Removal] | None:
     joins = program.layout.joins
     mine = ~between_stages(program)
     if not mine.any():
@@ -243,6 +312,7 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
     return _family(
         {
             "order.every_micro_batch": _calling_less(program, _rewired(replay, program, reduce_once)),
+            "order.extra": _calls_less(_rewired(replay, program, no_extra_messages)),
             "order.reductions": _rewired(replay, program, reduce_when_ready),
             "order.messages": _calling_less(program, _messages(replay, deferred)),
             "order.gathers": _rewired(replay, program, gather_in_time),
@@ -320,7 +390,7 @@ def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
     return found
 
 
-def _pipeline(program: RunProgram, even: Even) -> Family | None:
+def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     passes = between_stages(program)
     if not passes.any():
         return None
@@ -329,9 +399,11 @@ def _pipeline(program: RunProgram, even: Even) -> Family | None:
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even.dur))
+    lag = _taken(even.lag, balanced_hosts(program, even.lag)) if program.layout.is_cpu else None
+    balanced = dur is not None or lag is not None
     members: dict[str, Removal | None] = {
         "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
-        "pipeline.imbalance": None if dur is None else Removal(dur=dur, transfer=transfer - sent),
+        "pipeline.imbalance": Removal(dur=dur, lag=lag, transfer=transfer - sent) if balanced else None,
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.
@@ -347,7 +419,7 @@ SMALL_NS = 5_000
 """A kernel this short takes half of its time for being started and ended, and for the gap before it."""
 
 
-def _compute(program: RunProgram, even: Even) -> Family | None:
+def _compute(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
     again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
     small = _repeated_small(program) & ~again
@@ -355,12 +427,18 @@ def _compute(program: RunProgram, even: Even) -> Family | None:
     others = ~(again | small | of_optimizer)
     return _family(
         {
-            "compute.recompute": _without_kernels(program, even, again),
+            "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
             "compute.optimizer": _optimizer(program, even, small & of_optimizer),
             "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
             **{f"compute.{name}": _wasted(program, even, *waste, others) for name, waste in WASTES.items()},
         }
     )
+
+
+def _recomputing(program: RunProgram, even: Even) -> Removal | None:
+    """What ranks on CPUs compute again."""
+    lag = spent(program.layout, Doing.RECOMPUTING, even.lag)
+    return Removal(lag=lag) if lag.any() else None
 
 
 def _wasted(program: RunProgram, even: Even, waste: Waste, doubt: float, others: Mask) -> Removal | None:

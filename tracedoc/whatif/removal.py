@@ -1,4 +1,4 @@
-"""What a cause takes of a run's program, and the program without some causes."""
+"""What a cause takes of the program of each step of a run, and a program without some causes."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     rewired: Callable[[RunProgram], RunProgram] | None = None
     calls_less: bool = False
     doubt: float = 0.0
+
+
+class OverSteps(msgspec.Struct, frozen=True, eq=False):
+    """What goes with a cause in each played step, in their order; ``None`` where a step has nothing of it."""
+
+    steps: tuple[Removal | None, ...]
 
 
 def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:

@@ -8,19 +8,11 @@ from typing import TypeVar
 
 import msgspec
 
-from tracedoc.diagnosis import (
-    CollectiveRow,
-    Diagnosis,
-    FactRecord,
-    HostDetail,
-    KernelRow,
-    PhaseRow,
-    UnitRow,
-    Verdict,
-)
+from tracedoc.diagnosis import Diagnosis, FactRecord, Verdict
 from tracedoc.idle_causes import WORDS
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import phase_name
+from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
 from tracedoc.units import (
     format_bytes,
     format_ms,
@@ -86,7 +78,7 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
         ("Transfer", True, lambda row: _ms(row.transfer_ms)),
         ("Arrivals apart", True, lambda row: _ms(row.arrival_spread_ms)),
         ("Mostly last", False, _last),
-        ("Bus bandwidth", True, lambda row: _gbps(row.busbw_gbps)),
+        ("Bus bandwidth", True, _busbw),
         ("Expected", True, lambda row: _gbps(row.expected_gbps)),
     ]
     split = (
@@ -230,6 +222,12 @@ def _ms(value: float | None) -> str:
 
 def _gbps(value: float | None) -> str:
     return "" if value is None else format_quantity(value, "gbps")
+
+
+def _busbw(row: CollectiveRow) -> str:
+    if row.busbw_gbps is None and row.least_busbw_gbps:
+        return f"at least {_gbps(row.least_busbw_gbps)}"
+    return _gbps(row.busbw_gbps)
 
 
 def _last(row: CollectiveRow) -> str:

@@ -119,6 +119,30 @@ def _saved(timeline: RankTimeline, chosen: Callable[[tuple[float, float]], float
     return plain * max(1.0 - 1.0 / chosen(ratio), 0.0) if chosen(ratio) else 0.0
 
 
+@rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))
+def half_precision_speedup(timeline: RankTimeline) -> Value:
+    """How many times as fast all matrix kernels of the median step are if those in fp32 run in 16 bits.
+
+    These are then three times as fast, which reading and writing leave of larger ratios, and no faster than
+    the device surely is; those on tensor cores stay.
+    """
+    return _speedup_of_all(timeline, 3.0, 1.0)
+
+
+@rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))
+def tf32_speedup(timeline: RankTimeline) -> Value:
+    """The same for TF32: twice as fast, and no faster than half of the rate in 16 bits allows."""
+    return _speedup_of_all(timeline, 2.0, 0.5)
+
+
+def _speedup_of_all(timeline: RankTimeline, most: float, of_half_rate: float) -> Value:
+    used, ratio = tensor_core_frac(timeline), tensor_speedup(timeline)
+    if not isinstance(used, float):
+        return used
+    by = most if isinstance(ratio, Unknown) else min(most, max(ratio[0] * of_half_rate, 1.0))
+    return 1.0 / (used + (1.0 - used) / by)
+
+
 @rank_fact(unit="bool", needs=("gpu",))
 def has_tensor_cores(timeline: RankTimeline) -> Value:
     """Whether the device has tensor cores (matrix cores), by the device table or its compute capability."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.play.run_program import RunProgram
-from tracedoc.step.program import Call, Group, Waste
+from tracedoc.step.program import Call, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter, of_scenario, scaled
 from tracedoc.whatif.changes.host import COMPILED_HOST, PASSES, paced_passes
@@ -83,13 +83,15 @@ def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
 
 
 def no_recompute(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Keep activations: nothing is computed twice."""
-    layout = program.layout
+    """Keep activations: nothing, or only a part, is computed twice."""
+    layout, stays = program.layout, arguments.number("stays")
     again = (layout.event_part == Phase.RECOMPUTE) & layout.computes
-    if not again.any():
+    points, ns = layout.at(Doing.RECOMPUTING)
+    if not again.any() and not points.size:
         return NotApplicable("nothing is recomputed in the step")
-    lag = np.where(layout.part == Phase.RECOMPUTE, 0, program.lag)
-    return program.edited(dur=np.where(again, 0, program.dur), lag=lag)
+    lag = scaled(program.lag.astype(np.int64), (layout.part == Phase.RECOMPUTE) & ~layout.is_cpu, stays)
+    lag[points] = np.maximum(lag[points] - np.rint(ns * (1 - stays)).astype(np.int64), 0)
+    return program.edited(dur=scaled(program.dur, again, stays), lag=lag)
 
 
 CHANGES = (
@@ -131,7 +133,7 @@ CHANGES = (
         "no-recompute",
         "activations are kept instead of recomputed",
         no_recompute,
-        (),
+        (Parameter("stays", "the share of the recomputation that stays", 0.0, 0.0, 1.0),),
         "there is memory for the activations",
     ),
 )
