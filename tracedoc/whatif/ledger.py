@@ -17,6 +17,7 @@ from tracedoc.whatif.ledger_causes import Family, find_families
 from tracedoc.whatif.ledger_places import code_of, place_of, ranks_of
 from tracedoc.whatif.ledger_steps import (
     StepsApart,
+    clock_error_ms,
     late_error_ms,
     late_over_steps,
     mean_error,
@@ -418,10 +419,13 @@ def _recurring(run: RunView, alone_ms: Range) -> Range:
 
 
 def _late(run: RunView, cause: LedgerCause, most_ms: float) -> LedgerCause:
-    """A cause of late ranks whose range holds what clocks and few steps leave open, at most what all cost."""
+    """A cause of late ranks whose range holds what clocks and few steps leave open.
+
+    It is at most what all causes cost, as far as clocks tell that.
+    """
     if not cause.id.startswith(RANKS) or cause.alone_ms[1] <= 0:
         return cause
-    error = late_error_ms(run)
+    error, most_ms = late_error_ms(run), most_ms + clock_error_ms(run)
     low, likely, high = _recurring(run, cause.alone_ms)
     return replace(cause, alone_ms=(max(low - error, 0.0), likely, max(min(high + error, most_ms), high)))
 
