@@ -165,7 +165,8 @@ def test_on_a_busy_host_what_a_rank_does_in_every_step_is_its_cause(tmp_path: Pa
     assert "30 ms more than rank 0 in Python outside PyTorch's operators" in finding.message
     assert "rank 0 waits 100 ms for rank 1" in finding.message
     assert finding.gain is not None  # without the sleep the shared core may remain
-    assert (finding.gain.low_ms, finding.gain.likely_ms) == pytest.approx((30.0, 30.0), abs=1.5)
+    # Two runs on CPUs differ by a tenth of what is taken away.
+    assert (finding.gain.low_ms, finding.gain.likely_ms) == pytest.approx((27.0, 30.0), abs=1.5)
 
 
 def test_a_late_rank_costs_what_the_peers_of_its_own_groups_wait(tmp_path: Path) -> None:
