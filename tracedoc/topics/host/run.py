@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracedoc.facts.catalog import RankFact, manifest_fact, of_manifest, run_fact
-from tracedoc.ranks.code_places import code_place, common_place, time_in
+from tracedoc.ranks.code_places import code_place, common_place
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.step.host_work import AwayTotal, HostDigest, SyncTotal
@@ -348,8 +348,9 @@ def script_code(run: RunView) -> dict[str, Value]:
 def script_code_ms(run: RunView) -> dict[str, Value]:
     """Time of a step in which no operator runs because the host is in :func:`script_code`, at most.
 
-    As long as the function took in the steps with stacks, and at most as long as no operator runs in the mean
-    captured step, on the rank that has most of that: the others wait for it. 0 on a rank without a function,
+    As long as the function took in the steps with stacks, on the rank where it was shortest, and at most as
+    long as no operator runs in the mean captured step of the rank that has most of that: the others wait for
+    it. What one rank does alone makes it a straggler. 0 on a rank without a function,
     and on GPUs (:func:`host_away_idle_ms`).
     """
 
@@ -365,7 +366,7 @@ def script_code_ms(run: RunView) -> dict[str, Value]:
 def script_code_running_ms(run: RunView) -> dict[str, Value]:
     """:func:`script_code_ms` on the rank that has least, without what waits for a core (``core_wait_frac``).
 
-    All ranks run one script, and what one of them does alone makes it a straggler. A thread that is taken off
+    All ranks run one script, so that the idle time of each counts. A thread that is taken off
     its core is stopped at any place of the step, outside operators too.
     """
     waits = core_wait_frac.by_rank(run)
@@ -400,15 +401,8 @@ def _script_times(
                 for digest in run.digests
             }
         quiet.append(float(idle_ms) * share(digest))
-    steps = [step.code for step in run.source_steps.values()]
-
-    def within(place: CodePlace | None) -> float:
-        if place is None:
-            return 0.0
-        seen = [time_in(place, (), code) for code in steps] or [place.time_ns]
-        return min(of(seen) / 1e6, of(quiet))
-
-    return {str(digest.rank): within(_script_place(run, digest.rank)) for digest in run.digests}
+    places = {str(digest.rank): _script_place(run, digest.rank) for digest in run.digests}
+    return {rank: min(place.time_ns / 1e6, of(quiet)) if place else 0.0 for rank, place in places.items()}
 
 
 @run_fact(unit="bool", scope="rank", needs=("launches",))

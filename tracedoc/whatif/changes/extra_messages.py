@@ -10,8 +10,8 @@ from tracedoc.step.program import Call
 from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, of_scenario
 from tracedoc.whatif.changes.gathers import without_collectives
 
-BETWEEN = (1.0, 1.0, 0.5)
-GOES_BESIDE = (1.0, 0.5, 0.0)
+SHARE_BETWEEN = (1.0, 1.0, 0.5)
+SHARE_BESIDE = (1.0, 0.5, 0.0)
 """What goes with the messages of the host's time between two of them, and of as much before the first and
 after the last: values are made, reduced and read there."""
 
@@ -43,8 +43,8 @@ def _taken(program: RunProgram, extra: Mask, waits: Mask) -> Int64Array:
     within = mine & behind
     calls_within = within & (layout.kind == Call.COMM)
     usual = np.median(lag[calls_within if calls_within.any() else layout.kind == Call.COMM])
-    taken = np.where(within, lag * of_scenario(program.scenario, *BETWEEN), 0.0)
-    beside = np.minimum(lag, usual) * of_scenario(program.scenario, *GOES_BESIDE)
+    taken = np.where(within, lag * of_scenario(program.scenario, *SHARE_BETWEEN), 0.0)
+    beside = np.minimum(lag, usual) * of_scenario(program.scenario, *SHARE_BESIDE)
     return np.rint(np.maximum(np.where(mine ^ behind, beside, taken), 0)).astype(np.int64)
 
 
