@@ -109,7 +109,7 @@ FIXED = (
     ),
     Fixed(
         "kth_save",
-        "slow-step-code",
+        "step-outliers",
         "Save checkpoints in the background",
         (
             ("import torch\n", "import torch\nimport torch.distributed.checkpoint\n"),

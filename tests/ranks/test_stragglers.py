@@ -124,7 +124,7 @@ def test_one_rank_that_pauses_now_and_then_is_told_with_its_steps(tmp_path: Path
     diagnosis = judged(tmp_path)
     (finding,) = [f for f in diagnosis.findings if f.topic == "straggler"]
     assert finding.rule_id == "rotating-straggler"
-    assert "rank 1 is late in steps 0, 2, 5" in finding.message
+    assert "rank 1 is late in steps 0, 2, 5; rank 1's kernels take longer then" in finding.message
     assert diagnosis.facts["straggler_any_cost_ms"].value == pytest.approx(12.5)
 
 

@@ -12,6 +12,7 @@ from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Int64Array
+from tracedoc.step.kernel_times import NOT_KNOWN
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.tables import (
     AwayRow,
@@ -55,7 +56,7 @@ def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
     """The kernels of the analysed step by name."""
     kernels = digest.kernels
     rates = [
-        [None if np.isnan(one) else one for one in column.tolist()]
+        [None if one == NOT_KNOWN else one for one in column.tolist()]
         for column in (kernels.tflops, kernels.gbps, kernels.lost_ms)
     ]
     return tuple(

@@ -94,14 +94,18 @@ def _format(timeline: RankTimeline, call: int, kernel: int) -> str:
     return next((_OF_TYPE[one] for one in types if one in _OF_TYPE), "unknown")
 
 
+NOT_KNOWN = -1.0
+"""Stands for a rate, or a time that is lost, which is not known."""
+
+
 def rates_by_name(timeline: RankTimeline, names: npt.NDArray[np.integer]) -> tuple[Floats, Floats, Floats]:
     """TFLOP/s, GB/s, and ms lost of the analysed step's compute kernels of some names, which ascend.
 
-    They are of the kernels whose work is known; NaN where there is none.
+    They are of the kernels whose work is known; ``NOT_KNOWN`` where there is none.
     """
     found = kernel_times(timeline)
     if not found.rows.size:
-        return (np.full(names.size, np.nan),) * 3
+        return (np.full(names.size, NOT_KNOWN),) * 3
     place = np.searchsorted(names, timeline.trace.name[found.rows])
 
     def summed(column: Floats, known: npt.NDArray[np.bool_]) -> Floats:
@@ -116,6 +120,7 @@ def rates_by_name(timeline: RankTimeline, names: npt.NDArray[np.integer]) -> tup
         gbps = summed(found.nbytes, moved) / summed(length, moved)
         taken = summed(length, rated)
         lost = np.where(taken > 0, np.maximum(taken - summed(found.least_ns, rated), 0.0) / 1e6, np.nan)
+    tflops, gbps, lost = (np.nan_to_num(column, nan=NOT_KNOWN) for column in (tflops, gbps, lost))
     return tflops, gbps, lost
 
 

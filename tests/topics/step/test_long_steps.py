@@ -209,7 +209,7 @@ def test_one_rank_that_computes_longer_from_one_step_on(tmp_path: Path) -> None:
     found = diagnose(tmp_path, slower_from=3, slower=(2,), steps=7)
     assert values(found, "straggler_when", "straggler_main_rank") == ("from step 3 on", "2")
     finding = next(one for one in found.findings if one.rule_id == "rotating-straggler")
-    assert "rank 2 is late from step 3 on; kernels take longer then" in finding.message
+    assert "rank 2 is late from step 3 on; rank 2's kernels take longer then" in finding.message
     assert finding.fixes[0].change == "nvidia-smi dmon -s pucvt"
     assert finding.gain is not None
     assert finding.gain.likely_ms == pytest.approx(12.0, abs=0.2)

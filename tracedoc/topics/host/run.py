@@ -346,13 +346,19 @@ def script_code(run: RunView) -> dict[str, Value]:
 
 @run_fact(unit="ms", scope="rank", needs=("host_ops", unexplained_idle_ms))
 def script_code_ms(run: RunView) -> dict[str, Value]:
-    """Time of the median step in which no operator runs because the host is in :func:`script_code`, at most.
+    """Time of a step in which no operator runs because the host is in :func:`script_code`, at most.
 
-    As long as the function took in the steps with stacks, and at most as long as no operator runs in the
-    median step, on the rank that has most of that: the others wait for it. 0 on a rank without a function,
+    As long as the function took in the steps with stacks, and at most as long as no operator runs in the mean
+    captured step, on the rank that has most of that: the others wait for it. 0 on a rank without a function,
     and on GPUs (:func:`host_away_idle_ms`).
     """
-    return _script_times(run, lambda digest: 1.0, max)
+
+    def over_steps(digest: RankDigest) -> float:
+        idle = [step.budget.idle_ns for step in digest.complete_steps]
+        judged = digest.judged_step.budget.idle_ns if digest.judged_step is not None else 0
+        return sum(idle) / len(idle) / judged if idle and judged else 1.0
+
+    return _script_times(run, over_steps, max)
 
 
 @run_fact(unit="ms", scope="rank", needs=("host_ops", core_wait_frac, unexplained_idle_ms))

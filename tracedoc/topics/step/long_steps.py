@@ -26,7 +26,7 @@ INVOLVED = 0.5
 LASTING = 2.0
 """Steps that are slower from one on are longer than usual by amounts that differ by less than this factor."""
 
-LEAST_LONG_REPEATS = 3
+LEAST_IN_ORDER = 3
 """So many long steps at equal distances are regular: two always are."""
 
 KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
@@ -269,7 +269,7 @@ def period_of(far: NDArray[np.bool_], numbers: NDArray[np.int64]) -> int:
     """The distance between some steps if all that were captured at that distance are among them, else 0."""
     mine = numbers[far]
     gaps = np.diff(mine)
-    if mine.size < LEAST_LONG_REPEATS or gaps.min() < 2 or (gaps != gaps[0]).any():
+    if mine.size < LEAST_IN_ORDER or gaps.min() < 2 or (gaps != gaps[0]).any():
         return 0
     due = (numbers - mine[0]) % gaps[0] == 0
     return int(gaps[0]) if far[due].all() else 0

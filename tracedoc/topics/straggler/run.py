@@ -9,7 +9,7 @@ import numpy as np
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
-from tracedoc.ranks.run_view import RunView, habitual
+from tracedoc.ranks.run_view import RunView
 from tracedoc.topics.step.long_steps import period_of
 from tracedoc.topics.straggler.late_ranks import Straggler, noticeable_ns, stragglers
 from tracedoc.units import format_ranges
@@ -18,7 +18,7 @@ from tracedoc.values import Unknown, Value
 MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
 
-NEARLY_ALL_STEPS = 0.75
+NEARLY_ALWAYS = 0.75
 """A rank that is late in three steps of four always is."""
 
 NOT_MATCHED = Unknown("no collective could be matched over the ranks")
@@ -35,21 +35,6 @@ def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     a CPU trace it is what the median other rank of its groups waits for it, with no compute beside it.
     """
     return of_late(run, lambda late: cost_ms(run, late), 0.0)
-
-
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_least_ms(run: RunView) -> dict[str, Value]:
-    """What every other rank waits for this rank in at least three quarters of the steps.
-
-    That is how late it is after the second-latest. Where a cause is named (:func:`straggler_cause`), at
-    most as long as it is at that in as many steps: the rest may be chance, as where processes share cores.
-    """
-
-    def least(late: Straggler) -> Value:
-        surely = np.minimum(late.low_ns, late.cause_ns) if late.cause else late.low_ns
-        return float(habitual(surely)) / 1e6
-
-    return of_late(run, least, 0.0)
 
 
 @run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
@@ -146,7 +131,7 @@ def straggler_when(run: RunView) -> Value:
     numbers = np.array(late[0].steps)
     mine = late[0].gain_ns >= max(noticeable_ns(run), 1.0)
     count = int(mine.sum())
-    if not count or count >= NEARLY_ALL_STEPS * numbers.size:
+    if not count or count >= NEARLY_ALWAYS * numbers.size:
         return "none"
     which = format_ranges(numbers[mine].tolist())
     if count > 1 and mine[-count:].all():
