@@ -327,8 +327,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     ``ledger`` is what each cause costs the mean captured step, ``None`` without a replay. ``plan`` are fixes
     in the order in which they pay, each on top of those before it; ``gpu_hours`` is how many GPU-hours of a
-    day it gives back (low, likely, high), or the first fix where there is no plan: ``None`` where neither or
-    the number of GPUs is not known, and on CPUs. ``budgets`` are the performance budgets
+    day it saves (low, likely, high), or the first fix where that saves more: ``None`` where neither or the
+    number of GPUs is not known, and on CPUs. ``budgets`` are the performance budgets
     that the project set itself, ``rules_left_out`` the number of rules not selected.
     """
 

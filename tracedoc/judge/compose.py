@@ -200,18 +200,19 @@ def _rate(measurements: Measurements, of_step: Fact) -> float | None:
 
 
 def _given_back(plan: Sequence[PlanStep], findings: Sequence[Finding], info: RunInfo) -> Range | None:
-    """The GPU-hours of a day that the plan gives back, else the first fix of the first finding."""
-    gpus, first = info.world_size, None
-    if findings and not plan:
-        first = next((fix.predicted for fix in fitting_first(findings[0].fixes, info)), None)
-    if gpus is None or info.device == "CPU" or not (plan or first):
+    """The GPU-hours of a day that the plan saves, or the first fix of all where that is more."""
+    steps = [(plan[-1].replay_of_step_ms, plan[-1].step_ms)] if plan else []
+    fixes = fitting_first(findings[0].fixes, info) if findings else ()
+    steps += [(one.before_ms, one.step_ms) for fix in fixes[:1] if (one := fix.predicted)]
+    if info.world_size is None or info.device == "CPU":
         return None
-    before_ms = plan[-1].replay_of_step_ms if first is None else first.before_ms
-    after_ms = plan[-1].step_ms if first is None else first.step_ms
-    if before_ms <= 0 or after_ms[1] >= before_ms:
-        return None
-    low, likely, high = (max(24.0 * gpus * (1 - after / before_ms), 0.0) for after in reversed(after_ms))
-    return low, likely, high
+    saved = [
+        tuple(max(24.0 * info.world_size * (1 - after / before), 0.0) for after in reversed(after_ms))
+        for before, after_ms in steps
+        if before > 0
+    ]
+    low, likely, high = max(saved, key=lambda one: one[1], default=(0.0, 0.0, 0.0))
+    return (low, likely, high) if likely > 0 else None
 
 
 def _captured_at(run: RunView) -> str:

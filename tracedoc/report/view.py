@@ -313,10 +313,9 @@ def _throughput(diagnosis: Diagnosis) -> str:
         rates += f" on {_count(len(run.ranks_seen), 'captured rank')}"
     if hours is None or run.world_size is None:
         return rates
-    what = "the plan" if diagnosis.plan else "the first fix"
     low, likely, high = (f"{one:.0f}" if one >= 9.95 else f"{one:.1f}" for one in hours)
     span = "" if low == high else f" ({low} to {high})"
-    back = f"{what} saves about {likely} of {24 * run.world_size} GPU-hours a day{span}"
+    back = f"the fixes save about {likely} of {24 * run.world_size} GPU-hours a day{span}"
     return f"{rates}; {back}" if rates else f"{back[0].upper()}{back[1:]}"
 
 
