@@ -88,3 +88,46 @@ def test_what_kernels_reach_of_the_device(tmp_path: Path) -> None:
     assert facts["reached_frac"].value == pytest.approx(6.354 / 60, rel=0.001)
     first = tracedoc.diagnose(tmp_path).summary
     assert first.startswith("Compute-bound at 11 % of what this GPU reaches")
+
+
+def test_small_kernels_are_what_a_fused_one_saves(tmp_path: Path) -> None:
+    """A run of 500 kernels of 4 us with gaps of 1 us, launched ahead, becomes one."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel(PRODUCT, start, start + 10, launch_ms=start - 0.01)
+        for one in range(500):
+            at = start + 10.001 + 0.005 * one
+            builder.kernel("void mul_kernel<float>()", at, at + 0.004, launch_ms=start + 0.004 * one)
+        builder.runtime("cudaDeviceSynchronize", start + 2.1, start + 12.51)
+        return start + 12.5
+
+    small = one_of(ledger_of(tmp_path, draw), "compute.small_kernels")
+    assert small.alone_ms[1] == pytest.approx(499 * 0.005, abs=0.1)
+
+
+def test_an_optimizer_of_single_operators_reads_its_values_again(tmp_path: Path) -> None:
+    """Of 10 ms in kernels of 1 ms each, a fused one would take half."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.backward(start - 0.02, start)
+        builder.kernel(PRODUCT, start, start + 40, launch_ms=start - 0.01, thread="autograd")
+        builder.optimizer(start + 0.01, start + 0.2)
+        for one in range(10):
+            at = start + 40 + one
+            builder.kernel("void add_kernel<float>()", at, at + 1, launch_ms=start + 0.02 + 0.01 * one)
+        builder.runtime("cudaDeviceSynchronize", start + 0.3, start + 50.01)
+        return start + 50.0
+
+    assert one_of(ledger_of(tmp_path, draw), "compute.optimizer").alone_ms[1] == pytest.approx(5.0, abs=0.1)
+
+
+def test_products_outside_the_tensor_cores_cost_what_the_peaks_say(tmp_path: Path) -> None:
+    """H100: 67 against 989 TFLOPS; of 100 ms in fp32 stay 6.8."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel("ampere_sgemm_128x128_tn", start, start + 100, launch_ms=start - 0.01)
+        builder.runtime("cudaDeviceSynchronize", start + 0.1, start + 100.01)
+        return start + 100.0
+
+    plain = one_of(ledger_of(tmp_path, draw), "compute.fp32")
+    assert plain.share_ms == pytest.approx(100 * (1 - 67 / 989), abs=1.0)

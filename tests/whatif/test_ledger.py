@@ -379,37 +379,6 @@ def test_gathers_behind_reductions_are_an_order(tmp_path):
     assert gathers.share_ms > 9.0
 
 
-def test_small_kernels_are_what_a_fused_one_saves(tmp_path):
-    """A run of 500 kernels of 4 us with gaps of 1 us, launched ahead, becomes one."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        builder.kernel(PRODUCT, start, start + 10, launch_ms=start - 0.01)
-        for one in range(500):
-            at = start + 10.001 + 0.005 * one
-            builder.kernel("void mul_kernel<float>()", at, at + 0.004, launch_ms=start + 0.004 * one)
-        builder.runtime("cudaDeviceSynchronize", start + 2.1, start + 12.51)
-        return start + 12.5
-
-    small = one_of(ledger_of(tmp_path, draw), "compute.small_kernels")
-    assert small.alone_ms[1] == pytest.approx(499 * 0.005, abs=0.1)
-
-
-def test_an_optimizer_of_single_operators_reads_its_values_again(tmp_path):
-    """Of 10 ms in kernels of 1 ms each, a fused one would take half."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        builder.backward(start - 0.02, start)
-        builder.kernel(PRODUCT, start, start + 40, launch_ms=start - 0.01, thread="autograd")
-        builder.optimizer(start + 0.01, start + 0.2)
-        for one in range(10):
-            at = start + 40 + one
-            builder.kernel("void add_kernel<float>()", at, at + 1, launch_ms=start + 0.02 + 0.01 * one)
-        builder.runtime("cudaDeviceSynchronize", start + 0.3, start + 50.01)
-        return start + 50.0
-
-    assert one_of(ledger_of(tmp_path, draw), "compute.optimizer").alone_ms[1] == pytest.approx(5.0, abs=0.1)
-
-
 def test_a_rank_without_the_step_counts_as_missing(tmp_path):
     """Rank 1 captured other steps: rank 0 alone shows 40 ms of communication, transfer or waiting."""
     ledger_of(tmp_path, reduced())
@@ -419,18 +388,6 @@ def test_a_rank_without_the_step_counts_as_missing(tmp_path):
     assert ledger is not None
     assert_adds_up(ledger)
     assert of(ledger, "link.") == pytest.approx(40.0, abs=1.0)
-
-
-def test_products_outside_the_tensor_cores_cost_what_the_peaks_say(tmp_path):
-    """H100: 67 against 989 TFLOPS; of 100 ms in fp32 stay 6.8."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        builder.kernel("ampere_sgemm_128x128_tn", start, start + 100, launch_ms=start - 0.01)
-        builder.runtime("cudaDeviceSynchronize", start + 0.1, start + 100.01)
-        return start + 100.0
-
-    plain = one_of(ledger_of(tmp_path, draw), "compute.fp32")
-    assert plain.share_ms == pytest.approx(100 * (1 - 67 / 989), abs=1.0)
 
 
 def test_a_diagnosis_keeps_its_ledger_and_old_ones_load(tmp_path):
