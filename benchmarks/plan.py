@@ -1,8 +1,9 @@
 """Hold what ``tracedoc plan`` predicts against runs that others published: ``make bench-plan``.
 
 ``published_rows.json`` holds the runs with their sources. The constants of ``planner/timing.py`` and the
-shares in ``hardware.toml`` were fitted to the rows of llm-foundry, that of slow links to fms-fsdp, and three
-constants of layouts to NeMo; the others were left out.
+shares in ``hardware.toml`` were fitted to the rows of llm-foundry, that of slow links to fms-fsdp, and those
+of layouts and of Blackwell to Megatron's (but for Nemotron and Grok) and to torchtitan's asynchronous tensor
+parallelism; the others were left out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 
 from tracedoc.planner.candidates import may_fit
 from tracedoc.planner.families import read_model_config
-from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of
+from tracedoc.planner.hardware import Cluster, find_gpu, find_link, link_of, network_of
 from tracedoc.planner.layouts import Layout, data_parallel, in_framework
 from tracedoc.planner.memory import peak_memory
 from tracedoc.planner.setup import Question, Training
@@ -84,7 +85,7 @@ def _shape(folder: Path, keys: dict[str, Any]) -> Any:
 
 def _predicted(row: dict[str, Any], model: Any) -> Row:
     gpu = find_gpu(row["gpu"])
-    nodes = max(1, row["gpus"] // 8)
+    nodes = row.get("nodes", max(1, row["gpus"] // 8))
     training = Training(
         sequence=row["seq"],
         micro_batch=row["micro_batch"],
@@ -93,7 +94,10 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
         **{name: row[name] for name in _OF_TRAINING if name in row},
     )
     question = Question(model, training, row["gpus"], nodes, gpu.memory_bytes)
-    across = find_link(row.get("network", gpu.network), across=True) if nodes > 1 else None
+    across = None
+    if nodes > 1:
+        named = find_link(row["network"], across=True) if "network" in row else None
+        across = named or network_of(gpu.network, row["gpus"] // nodes)
     cluster, checkpointing = Cluster(gpu, link_of(gpu), across), row["checkpointing"] != "off"
     layout = _layout(row, question)
     asked = in_framework(question, layout)
@@ -117,7 +121,10 @@ def _layout(row: dict[str, Any], question: Question) -> Layout:
     }
     data = row["gpus"] // (split["tensor"] * split["pipeline"] * split["context"])
     micro_batch, rounds = row["micro_batch"], row["accumulation"]
-    return Layout(row["layout"]["family"], data, **split, micro_batch=micro_batch, rounds=rounds)
+    overlaps = tuple(row["layout"]["overlaps"]) if "overlaps" in row["layout"] else None
+    return Layout(
+        row["layout"]["family"], data, **split, micro_batch=micro_batch, rounds=rounds, overlaps=overlaps
+    )
 
 
 def summary(some: Iterable[Row]) -> dict[str, float]:
@@ -142,12 +149,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--rows", action="store_true", help="print every run")
     given = parser.parse_args(arguments)
     everything = list(rows())
-    print("source               rows  median  within 15 %  in range  refused  peaks  peaks within 10 %")
+    print(f"{'source':<32}  rows  median  within 15 %  in range  refused  peaks  peaks within 10 %")
     for source in dict.fromkeys(row.published["source"] for row in everything):
         found = summary(row for row in everything if row.published["source"] == source)
         peaks = f"{found['peaks within 10 %']:>17.0%}" if found["peaks"] else f"{'-':>17}"
         print(
-            f"{source:<19}{found['rows']:>6}{found['median']:>8.1%}{found['within 15 %']:>13.0%}"
+            f"{source:<32}{found['rows']:>6}{found['median']:>8.1%}{found['within 15 %']:>13.0%}"
             f"{found['in range']:>10.0%}{found['refused']:>9}{found['peaks']:>7}  {peaks}"
         )
     if given.rows:

@@ -14,10 +14,11 @@ CAUSE_WORDS: dict[str, str] = {
     "host.sync": "the host waits for the GPU",
     "host.first_calls": "kernels and libraries are called for the first time",
     "host.compile": "code is compiled",
+    "host.gc": "Python collects garbage",
     "host.pause": "host code (Python, files, sleep)",
     "host.allocator": "device memory is allocated and freed",
     "host.offload": "parameters, gradients or optimizer on the host",
-    "host.launch": "launching, at the host's pace",
+    "host.launch": "launch overhead on the host",
     "ranks.compute": "ranks that compute longer than their peers",
     "ranks.host": "ranks whose host is slower than its peers",
     "ranks.input": "ranks whose batch comes later than their peers'",
@@ -35,6 +36,10 @@ CAUSE_WORDS: dict[str, str] = {
     "compute.fp32": "matrix products outside the tensor cores",
     "compute.optimizer": "an optimizer of many small kernels",
     "compute.small_kernels": "kernels too small for the device",
+    "compute.attention": "attention in separate kernels",
+    "compute.layout": "tensors are reordered for convolutions",
+    "compute.shapes": "matrix sizes that fit no tile",
+    "compute.fusion": "chains of unfused kernels",
     "compute.recompute": "activations computed again",
 }
 """What each cause is, in plain words, by its id."""

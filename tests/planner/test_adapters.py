@@ -40,6 +40,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
                 "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 1,
                 "num_hidden_layers": 3},
     ),
+    "DeepSeek-V2": (
+        "deepseek_v2", "DeepseekV2ForCausalLM",
+        WIDE | {"intermediate_size": 96, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_group": 1,
+                "num_experts_per_tok": 2, "topk_group": 1, "q_lora_rank": None, "kv_lora_rank": 8,
+                "n_shared_experts": 2, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16,
+                "first_k_dense_replace": 1, "num_hidden_layers": 3},
+    ),
     "GPT-2": ("gpt2", "GPT2LMHeadModel", {"n_embd": 64, "n_head": 4, "n_layer": 2, "vocab_size": 128}),
     "GPT-NeoX": (
         "gpt_neox", "GPTNeoXForCausalLM", WIDE | {"num_hidden_layers": 2, "intermediate_size": 256},

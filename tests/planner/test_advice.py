@@ -59,10 +59,14 @@ def test_lora_with_long_sequences_that_barely_fits_is_fsdp_with_coarse_units(gpu
 
 
 @pytest.mark.parametrize("gpu", ["", "L4"])
-def test_a_1b_model_that_fits_is_ddp(gpu: str) -> None:
-    advice = ask(1e9, 4, 24, gpu=gpu)
+def test_a_1b_model_that_fits_is_ddp_unless_that_has_to_recompute(gpu: str) -> None:
+    advice = ask(1e9, 4, 40, gpu=gpu)
     assert chosen(advice) == "ddp"
     assert "neither FSDP nor ZeRO" in advice.because
+    smaller = ask(1e9, 4, 24, gpu=gpu)
+    ddp = next(c for c in smaller.candidates if c.strategy == "ddp")
+    assert ddp.checkpointing
+    assert chosen(smaller) == "shard-grad-op"  # sends less, takes less, and recomputes nothing
 
 
 def test_full_training_with_room_for_the_parameters_keeps_them_gathered() -> None:

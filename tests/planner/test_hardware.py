@@ -6,7 +6,17 @@ import pytest
 
 from tracedoc.cli.plan.question import parse_count, parse_size
 from tracedoc.errors import InputError
-from tracedoc.planner.hardware import find_gpu, find_link, gpu_of_device, gpus, link_of, links
+from tracedoc.planner.hardware import (
+    find_gpu,
+    find_link,
+    gpu_of_device,
+    gpus,
+    link_of,
+    links,
+    network_of,
+    replace_gbps,
+    sold_as,
+)
 from tracedoc.trace.devices import DEVICE_PEAKS, device_peak
 
 
@@ -159,3 +169,33 @@ def test_what_is_no_count_is_an_error(text: str) -> None:
     with pytest.raises(InputError) as caught:
         parse_count(text, "--params")
     assert "--params" in caught.value.hint
+
+
+def test_gpus_of_one_cpu_reach_each_other_faster_over_pcie() -> None:
+    """63 % of 31.5 GB/s up to four, 40 % across the CPUs; cards for games go through host memory."""
+    server, game = link_of(find_gpu("A100 PCIe 80GB")), link_of(find_gpu("RTX 4090"))
+    assert server.reached(4) == pytest.approx(0.63 * 31.5)
+    assert server.reached(8) == pytest.approx(0.40 * 31.5)
+    assert game.reached(2) == game.reached(8)
+    measured = replace_gbps(server, 11.0, measured=True)
+    assert measured.reached(2) == measured.reached(8) == 11.0
+
+
+def test_a_name_that_is_not_known_gets_the_three_nearest() -> None:
+    with pytest.raises(InputError, match="no GPU is known as 'Titan RTX'") as caught:
+        find_gpu("Titan RTX")
+    nearest = caught.value.hint.removeprefix("nearest: ").partition(";")[0].split(", ")
+    assert len(nearest) == 3
+    assert all("RTX" in name for name in nearest)
+
+
+def test_memory_as_sold_is_the_least_that_such_gpus_report() -> None:
+    """80 GB are 84.93e9 bytes on an H100 and 84.97e9 on an A100; no GPU of 12 GB is in the table."""
+    assert sold_as(80) == pytest.approx(84.93e9)
+    assert sold_as(24) == pytest.approx(23.5e9)
+    assert sold_as(12) == 12e9
+
+
+def test_a_rack_has_the_adapters_of_as_many_nodes() -> None:
+    assert network_of("ib-8x400g", 8).gbps == network_of("ib-8x400g", 4).gbps == 400
+    assert network_of("ib-8x400g", 64).gbps == 3200

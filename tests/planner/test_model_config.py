@@ -40,6 +40,24 @@ PUBLISHED: dict[str, tuple[dict[str, Any], int]] = {
         | {"num_local_experts": 8, "num_experts_per_tok": 2},
         46_702_792_704,
     ),
+    "DeepSeek-V2-Lite": (
+        {
+            "model_type": "deepseek_v2",
+            "hidden_size": 2048,
+            "intermediate_size": 10944,
+            "moe_intermediate_size": 1408,
+            "num_hidden_layers": 27,
+            "num_attention_heads": 16,
+            "n_routed_experts": 64,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 6,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": None,
+            "kv_lora_rank": 512,
+            "vocab_size": 102400,
+        },
+        15_706_484_224,
+    ),
     "Qwen2-7B": (
         {
             "model_type": "qwen2",
@@ -166,7 +184,7 @@ def test_an_assumed_shape_holds_exactly_the_parameters_asked_for(parameters: flo
 def test_an_unknown_model_type_is_answered_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"'lama' are not known \(did you mean 'llama'") as caught:
         shape_of(tmp_path, LLAMA_7B | {"model_type": "lama"})
-    assert "--params" in caught.value.hint
+    assert "--script" in caught.value.hint
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"model_type": 3}', '{"model_type": "llama"}', "\x00"])
@@ -181,3 +199,24 @@ def test_what_is_no_config_is_an_error_with_a_hint(text: str, tmp_path: Path) ->
 def test_a_size_that_is_none_is_an_error(value: object, tmp_path: Path) -> None:
     with pytest.raises(InputError):
         shape_of(tmp_path, LLAMA_7B | {"hidden_size": value})
+
+
+def test_a_name_of_the_hub_is_read_from_the_cache_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--meta-llama--Llama-2-7b" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA_7B))
+    assert read_model_config("meta-llama/Llama-2-7b").parameters == 6_738_415_616
+    with pytest.raises(InputError, match="meta-llama/Llama-2-70b is not in ") as caught:
+        read_model_config("meta-llama/Llama-2-70b")
+    assert caught.value.hint.endswith("hf download meta-llama/Llama-2-70b config.json")
+
+
+def test_a_model_that_is_not_known_is_sent_to_its_script(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "unet"}))
+    with pytest.raises(InputError, match="'unet' are not known") as caught:
+        read_model_config(file)
+    assert caught.value.hint.startswith('--script "train.py" takes any model that trains')

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
+from tracedoc.planner.hardware import find_gpu
 from tracedoc.planner.memory import SPREAD
 
 
@@ -51,7 +53,7 @@ def test_slow_networks_are_predicted_within_15_percent(bench: Any, rows: list[An
 
 
 def test_layouts_of_megatron_and_torchtitan_are_predicted_within_a_third(bench: Any, rows: list[Any]) -> None:
-    """Three constants were fitted to NeMo's runs, nothing to those of torchtitan."""
+    """Constants were fitted to NeMo's runs, nothing to those of torchtitan."""
     fitted, left_out = bench.summary(of(rows, "NeMo")), bench.summary(of(rows, "torchtitan, layouts"))
     assert (fitted["rows"], left_out["rows"]) == (19, 11)
     assert fitted["median"] <= 0.06
@@ -64,10 +66,41 @@ def test_layouts_of_megatron_and_torchtitan_are_predicted_within_a_third(bench: 
     assert max(errors) <= 0.33
 
 
+def test_layouts_on_blackwell_and_in_16_bits_are_predicted_within_15_percent(
+    bench: Any, rows: list[Any]
+) -> None:
+    """All were fitted but for Nemotron and Grok; gpt-oss takes up to twice what is predicted."""
+    left_out = bench.summary(of(rows, "DGX Cloud, Nemotron and Grok"))
+    assert left_out["rows"] == 10
+    assert left_out["median"] <= 0.10
+    assert left_out["within 15 %"] >= 0.9
+    assert left_out["in range"] == 1.0
+    for source, count in (("DGX Cloud, Llama", 11), ("torchtitan, async TP", 8)):
+        found = bench.summary(of(rows, source))
+        assert (found["rows"], found["in range"]) == (count, 1.0)
+        assert found["within 15 %"] >= 0.9
+    blackwell = [row for row in rows if row.published["source"].startswith("Megatron-Bridge")]
+    others = bench.summary(row for row in blackwell if row.published["model"] != "gpt-oss-120B")
+    assert others["rows"] == 24
+    assert others["median"] <= 0.08
+    assert others["within 15 %"] >= 0.8
+
+
+def test_ranges_hold_most_runs_and_are_narrow_where_the_gpu_is_known(rows: list[Any]) -> None:
+    dense = [row for row in rows if not row.question.model.experts_met]
+    assert sum(row.in_range for row in dense) >= 0.95 * len(dense)
+    known = [row for row in dense if find_gpu(row.published["gpu"]).matmul]
+    widths = [row.step.worst_ms / row.step.best_ms for row in known]
+    assert max(widths) <= 1.51
+    assert median(widths) <= 1.35
+
+
 def test_no_run_that_ran_is_refused(rows: list[Any]) -> None:
     refused = [(row.published["source"], row.published["model"]) for row in rows if row.refused]
-    # These two recompute some modules of a block, which no option of a plan names.
-    known = {("NeMo", "gpt-oss-120B"), ("NeMo", "DeepSeek-V3")}
+    # These recompute some modules of a block, which no option of a plan names.
+    blackwell = "Megatron-Bridge, B200 and GB200"
+    known = {("NeMo", "gpt-oss-120B"), ("NeMo", "DeepSeek-V3"), (blackwell, "DeepSeek-V3")}
+    known |= {(blackwell, "gpt-oss-120B")}
     assert set(refused) <= known
 
 

@@ -9,7 +9,15 @@ from tracedoc.planner.hardware import Cluster, Gpu, LinkKind
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
-from tracedoc.planner.timing import NARROW_SPREAD, WIDE_SPREAD, Step, exposed_share, predict, step_flops
+from tracedoc.planner.timing import (
+    NARROW_SPREAD,
+    WIDE_SPREAD,
+    WIDEST_RANGE,
+    Step,
+    exposed_share,
+    predict,
+    step_flops,
+)
 
 P = 1_000_000_000
 LINK = LinkKind("link", "a link", False, gbps=100, efficiency=0.5, latency_us=0, source="test")
@@ -83,6 +91,19 @@ def test_no_time_is_predicted_without_gpu_or_link() -> None:
     )
 
 
+def test_what_travels_once_an_update_hides_beside_one_micro_batch() -> None:
+    """DDP reduces P gradients in fp32 on 2 GPUs, 4e9 bytes at 50 GB/s, in the last of 8 backward passes."""
+    asked = question(2).changed(accumulation=8, precision="fp32")
+    slow = step(asked, "ddp", measured_compute_ms=8 * 10.0)  # 10 ms of them beside the last micro-batch
+    fast = step(asked, "ddp", measured_compute_ms=8 * 1000.0)
+    first = 80 / -(-4_000_000_000 // (25 << 20))
+    rest = 80 - first
+    assert slow.comm_ms == pytest.approx(80, rel=0.01)
+    assert slow.expected_ms == pytest.approx(80 + first + rest - 10, rel=0.01)
+    shown = 0.30 + 0.45 * 50 / 160
+    assert fast.expected_ms == pytest.approx(8000 + first + shown * rest, rel=0.01)
+
+
 def test_the_range_shows_a_part_or_all_and_adds_the_spread() -> None:
     """ZeRO-3 of P in bf16 on 8: each pass takes 7/8 x 2e9 / 50e9 = 35 ms, of which one call cannot hide."""
     asked = question(8)
@@ -94,7 +115,8 @@ def test_the_range_shows_a_part_or_all_and_adds_the_spread() -> None:
     shown = 0.30 + 0.45 * 50 / 160
     assert found.best_ms == pytest.approx(low * (300 + first + 2 / 3 * shown * rest))
     assert found.expected_ms == pytest.approx(300 + first + shown * rest)
-    assert found.worst_ms == pytest.approx(high * (300 + 3 * 35))
+    assert found.worst_ms == pytest.approx(WIDEST_RANGE * found.best_ms)
+    assert found.worst_ms < high * (300 + 3 * 35)  # all of it
 
 
 def test_a_step_is_never_shorter_than_its_link_needs() -> None:

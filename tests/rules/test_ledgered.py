@@ -316,12 +316,38 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     pairs = [(rule("slow", cause=("link.slow",)), finding("slow", 30.0))] if told else []
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
     says = (
-        " Behind it is another limit (the host waits for the GPU): mending one alone gives 1 ms, both 14 ms."
+        " Behind it is another limit (the host waits for the GPU): mending this alone saves 1 ms, both 14 ms."
     )
     assert found["slow" if told else "link.slow"].message.endswith(says)
+    # Without the one 1 ms is saved, without both no more than a tenth of 20 ms beyond that.
+    monkeypatch.setattr(tracedoc.judge.ledgered, "alone_of", lambda run, ids: (1.0, 2.9, 4.0))
+    found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
+    assert "Behind it" not in found["slow" if told else "link.slow"].message
     both = rule("both", cause=("link.slow", "host.sync")), finding("both", 30.0)
     (one,) = conclude(causes, both)[0].findings
     assert one.message == "It is so."
+
+
+@pytest.mark.parametrize(
+    ("cause_id", "ranks", "last_ms", "shared"),
+    [
+        ("host.launch", (), 20.0, True),
+        ("host.sync", (), 9.9, False),
+        ("ranks.host", (2,), 20.0, False),
+        ("pipeline.imbalance", (2,), 20.0, False),
+    ],
+)
+def test_a_cause_that_all_ranks_share_is_every_ranks(
+    cause_id: str, ranks: tuple[int, ...], last_ms: float, shared: bool
+) -> None:
+    """A finding is seen on rank 2; what rank 2 does beyond its peers is gone where all others are."""
+    seen = replace(finding("slow", 30.0), ranks=(2,), says="it is slow", message="It is slow (rank 2).")
+    pair = rule("slow", cause=(cause_id,), scope="rank"), seen
+    one = LedgerCause(cause_id, 20.0, (20.0, 20.0, 20.0), last_ms, ranks)
+    (told,) = conclude([one], pair)[0].findings
+    assert told.ranks == ((0, 1, 2, 3) if shared else (2,))
+    assert told.says == f"it is slow{' (every rank; rank 2 is the worst)' if shared else ''}"
+    assert ("every rank has the cause" in told.message) is shared
 
 
 # -- severity and order

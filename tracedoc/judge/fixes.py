@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Fix, RunInfo, Strategy
+from tracedoc.predicted import LEAST_SHARE
 
 FRAMEWORKS = {
     "any": "any framework",
@@ -41,7 +42,7 @@ def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
 
     Those of other frameworks are left out where the job's is known. Of those that fit alike the one with the
     largest predicted gain is first; one that changes the batch comes after those that keep what is trained,
-    and one that saves nothing by replay after all others.
+    and one that saves next to nothing by replay after all others.
 
     Where a trainer such as Lightning makes the wrappers, its users cannot paste a change to the wrapper.
     """
@@ -51,7 +52,7 @@ def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
     order = sorted(
         fitting,
         key=lambda n: (
-            _saves_nothing(fixes[n]),
+            saves_nothing(fixes[n]),
             distances[n],
             changes_training(fixes[n]),
             -_predicted_gain(fixes[n]),
@@ -71,8 +72,12 @@ def changes_training(fix: Fix) -> bool:
     return fix.replays.startswith("double-batch")
 
 
-def _saves_nothing(fix: Fix) -> bool:
-    return fix.predicted is not None and fix.predicted.gain_ms[1] <= 0
+def saves_nothing(fix: Fix) -> bool:
+    """True for a fix that was played, and saves less than :data:`~tracedoc.predicted.LEAST_SHARE`."""
+    if fix.predicted is None:
+        return False
+    gain, after = fix.predicted.gain_ms[1], fix.predicted.step_ms[1]
+    return gain < LEAST_SHARE * (after + gain)
 
 
 def _predicted_gain(fix: Fix) -> float:

@@ -11,6 +11,7 @@ from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, severity_by_share
 from tracedoc.judge.rule import Rule
+from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
 from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
@@ -37,6 +38,9 @@ MOSTLY_WARM_UP = 0.5
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
 
+BY_DEFAULT = ("compute.fusion",)
+"""Causes that every script has which is not compiled: a level less severe than what they cost."""
+
 BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
 """Families of causes where a rank is left out: the first are not told, and of the second it is not known how
 much is waiting for that rank."""
@@ -59,25 +63,36 @@ COVERED = 0.5
 where findings stand for at least this share of it."""
 
 
+MORE = 0.1
+"""A limit behind another is told where mending both saves more than one by this share of what it costs."""
+
+
 class _Claim(msgspec.Struct, frozen=True):
     """A finding with what its causes cost the mean step in ms, before others are heard.
 
-    ``size_ms`` is its rule's own bound, ``conditions`` by how many comparisons it was told.
+    ``whole`` of its ``causes`` it has wholly. ``size_ms`` is its rule's own bound, ``conditions`` by how many
+    comparisons it was told.
     """
 
     finding: Finding
     rule: Rule
     causes: tuple[LedgerCause, ...]
+    whole: int
     share_ms: float
     size_ms: float
     conditions: int
 
     @property
     def order(self) -> tuple[bool, int, float, int, str]:
-        """A log of the whole run speaks first, and causes before time: of causes the costliest, of times the
-        narrowest; then more conditions."""
-        breadth = len(self.causes) if self.rule.tells == "time" else 0
-        return not _beyond(self.rule), breadth, -round(self.share_ms, 6), -self.conditions, self.finding.id
+        """A log of the whole run speaks first, and causes before time.
+
+        Of causes the costliest, of times the narrowest, and of those that name the same that which is less of
+        it as a whole; then more conditions.
+        """
+        captured = not _beyond(self.rule)
+        if self.rule.tells == "time":
+            return captured, len(self.causes), self.whole, -self.conditions, self.finding.id
+        return captured, 0, -round(self.share_ms, 6), -self.conditions, self.finding.id
 
 
 class _Priced(msgspec.Struct, frozen=True):
@@ -251,7 +266,11 @@ def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
                 "pass", f"it costs at most {size}, less than {format_percent(WORTH)}"
             )
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
-    findings = tuple(one for one in judgement.findings if one.rule_id not in dropped)
+    findings = tuple(
+        replace(one, severity="note") if {*judgement.rules[one.rule_id].cause} & {*INHERENT} else one
+        for one in judgement.findings
+        if one.rule_id not in dropped
+    )
     return replace(judgement, findings=findings, verdicts=verdicts)
 
 
@@ -276,14 +295,37 @@ def _heard(
         told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
         return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
     mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
+    most_ms = alone[2]
     if mine != claim.causes:
         alone = _alone_ms(mine, measurements)
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
-    gain = _gain(claim, alone, ledger, measurements)
-    message = finding.message + _hidden(mine, measurements)
-    kept = replace(finding, severity=severity, gain=gain, message=message)
-    return _Priced(kept, share, claim.conditions)
+    gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
+    kept = _on_every_rank(replace(finding, severity=severity, gain=gain), mine, measurements)
+    kept = replace(kept, message=kept.message + _hidden(mine, measurements))
+    return _Priced(kept, 0.0 if all(one.id in INHERENT for one in mine) else share, claim.conditions)
+
+
+def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
+    """A finding seen on one rank whose causes all ranks share: the others wait while it is late.
+
+    What one rank does more than the others is a cause of its own, and where it is these as well they cost
+    little once all others are gone.
+    """
+    shared = all(
+        not one.ranks
+        and one.id.partition(".")[0] not in BETWEEN_RANKS
+        and one.last_ms >= COVERED * one.share_ms
+        for one in causes
+    )
+    if not shared or not causes or len(finding.ranks) != 1 or len(measurements.ranks) < 2:
+        return finding
+    (worst,) = finding.ranks
+    says = f"{finding.says} (every rank; rank {worst} is the worst)" if finding.says else ""
+    message = before_full_stop(
+        finding.message, "the worst: every rank has the cause, and the others wait meanwhile"
+    )
+    return replace(finding, ranks=measurements.ranks, says=says, message=message)
 
 
 def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Finding]]:
@@ -297,10 +339,12 @@ def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Fi
             others.append(finding)
             continue
         size = finding.gain.size_ms if finding.gain else 0.0
-        whole = sum(one.share_ms for one in _named(rule.cause, ledger))
+        whole = _named(rule.cause, ledger)
         part = sum(one.share_ms for one in _named(rule.part_of, ledger))
-        share = whole + min(part, size)
-        claims.append(_Claim(finding, rule, causes_of(rule, ledger), share, size, conditions[rule.id]))
+        share = sum(one.share_ms for one in whole) + min(part, size)
+        claims.append(
+            _Claim(finding, rule, causes_of(rule, ledger), len(whole), share, size, conditions[rule.id])
+        )
     return claims, others
 
 
@@ -345,7 +389,7 @@ def _severity(
     The partner itself weighs its share too: mending both gives both. The middle between the lower end and
     what is likely makes a warning at most.
     """
-    if rule is None and all(one.id in INHERENT for one in causes):
+    if causes and all(one.id in INHERENT for one in causes):
         return "note"
     large = [one for one in ledger.causes if one.share_ms >= WORTH * ledger.step_ms]
     hides = {one.partner for one in large if one.id not in INHERENT}
@@ -360,20 +404,31 @@ def _severity(
     likely = severity_by_share(middle / ledger.step_ms, confidence)
     least = severity_by_share(weight / ledger.step_ms, confidence)
     severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
+    if causes and all(one.id in BY_DEFAULT for one in causes):
+        severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 
 
-def _gain(claim: _Claim, alone_ms: Range, ledger: Ledger, measurements: Measurements) -> Gain | None:
-    """What the causes of a finding give, of a part of them at most its rule's bound.
+def _gain(
+    claim: _Claim, alone_ms: Range, most_ms: float, ledger: Ledger, measurements: Measurements
+) -> Gain | None:
+    """What the causes of a finding give; of a part of them its rule's bound.
 
-    On CPUs a part is as its rule bounds it over all ranks: the analysed step is one of many that differ.
+    At most it is what all that it names gives, ``most_ms``, whoever tells that. On CPUs a part is as its rule
+    bounds it over all ranks: the analysed step is one of many that differ.
     """
     gain = claim.finding.gain
     if not claim.rule.cause:
-        if measurements.is_cpu:
+        if gain is None or measurements.is_cpu:
             return gain
-        return gain if gain is None else replace(gain, high_ms=min(gain.high_ms, max(alone_ms[2], 0.0)))
-    return _of_causes(alone_ms, ledger, measurements, () if gain is None else gain.assumptions)
+        return replace(gain, high_ms=min(gain.high_ms, most_ms))
+    if claim.rule.part_of:
+        most_ms = min(
+            most_ms, max(_alone_ms(_named(claim.rule.cause, ledger), measurements)[2], claim.size_ms)
+        )
+    low, likely, _ = alone_ms
+    within = (min(low, most_ms), min(likely, most_ms), most_ms)
+    return _of_causes(within, ledger, measurements, () if gain is None else gain.assumptions)
 
 
 def _of_causes(
@@ -396,8 +451,13 @@ def _hidden(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
     if both is None:
         return ""
     partner = CAUSE_WORDS.get(largest.partner, largest.partner)
-    alone, together = format_ms(largest.alone_ms[1]), format_ms(both[1])
-    return f" Behind it is another limit ({partner}): mending one alone gives {alone}, both {together}."
+    alone = largest.alone_ms[1]
+    if both[1] - alone < MORE * largest.share_ms:
+        return ""
+    return (
+        f" Behind it is another limit ({partner}): mending this alone saves"
+        f" {format_ms(alone) if alone > 0 else 'nothing'}, both {format_ms(both[1])}."
+    )
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:

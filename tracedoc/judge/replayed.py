@@ -9,14 +9,14 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Finding, Fix, Gain, RunInfo
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import changes_training, fitting_first, misfits
+from tracedoc.judge.fixes import changes_training, fitting_first, misfits, saves_nothing
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
-from tracedoc.predicted import PlanStep, Predicted, ReplayReport
+from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
-from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report
+from tracedoc.whatif.answer import as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
@@ -29,7 +29,7 @@ NOT_PLANNED = ("double-batch", "faster-kernels")
 HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets", "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
 
-NOT_REPLAYED = "a bound: the step was not replayed, because {}"
+NOT_REPLAYED = "an upper bound; not predicted: {}"
 
 
 def with_predictions(
@@ -89,13 +89,15 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
 
 
 def _gain(finding: Finding, run: RunInfo, *, of_mean_step: bool) -> Gain | None:
-    """The gain of the fix that stands first where it was played, at most what the causes cost; else that.
+    """The gain of the fix that stands first where it was played and helps, at most what the causes cost.
+
+    Else it is that of the causes.
 
     A larger batch is counted per unit of today's work, which the causes do not bound. Fixes are played on the
     analysed step, but for those that are ``of_mean_step``.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
-    if first is None or first.predicted is None:
+    if first is None or first.predicted is None or saves_nothing(first):
         return finding.gain
     low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
     mean = None
@@ -144,13 +146,13 @@ def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
 
 def _predicted(finding: Finding, known: Mapping[str, Predicted], measurements: Measurements) -> Finding:
     """A finding with the prediction of each fix that was played."""
-    fixes = tuple(
-        _with_prediction(finding, fix, known[str(parse_request(change))], measurements)
-        if (change := _change(finding, fix)) and str(parse_request(change)) in known
-        else fix
-        for fix in finding.fixes
-    )
-    return replace(finding, fixes=fixes)
+    fixes = []
+    for fix in finding.fixes:
+        change = _change(finding, fix)
+        predicted = known.get(str(parse_request(change))) if change else None
+        named = replace(fix, replays=change)
+        fixes.append(_with_prediction(finding, named, predicted, measurements) if predicted else named)
+    return replace(finding, fixes=tuple(fixes))
 
 
 def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measurements: Measurements) -> Fix:

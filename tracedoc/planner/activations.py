@@ -92,6 +92,17 @@ def block_activations(question: Question, layout: Layout) -> float:
     return mean_tokens(question) * per_token
 
 
+def residual_activations(question: Question, layout: Layout) -> float:
+    """Return what of a block's activations is as wide as the residual stream, and no matrix splits.
+
+    Norms, the inputs of attention and MLP, and what dropout keeps: "10 s b h" of Korthikanti et al.
+    """
+    model = question.model
+    each = model.norms * _norm_bytes(question, layout) + 2 * PRECISIONS[question.training.precision].compute
+    dropped = 1 + model.attentions if model.dropout else 0
+    return mean_tokens(question) * model.hidden * (each + dropped)
+
+
 def mean_tokens(question: Question) -> float:
     """Return the tokens that a mean block sees: a sound encoder's are as many as its sound has positions."""
     model, training = question.model, question.training

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tracedoc.planner.candidates import Candidate, sequences_of_an_update
-from tracedoc.planner.hardware import Gpu, LinkKind
+from tracedoc.planner.candidates import Candidate, update_of
+from tracedoc.planner.hardware import GPUS_OF_A_CPU, Gpu, LinkKind
 from tracedoc.planner.memory import CONTEXT_BYTES, FRAGMENTATION, NCCL_BYTES
 from tracedoc.planner.setup import (
     OPTIMIZERS,
@@ -27,9 +27,12 @@ def assumptions(question: Question, request: PlanRequest, chosen: Candidate | No
     size = f"{training.micro_batch} x {training.sequence} tokens"
     if training.sequence == 1:
         size = "1 sample" if training.micro_batch == 1 else f"{training.micro_batch} samples"
-    each = f"Each GPU and step: {size}, {_rounds(training)}"
+    each = f"Each GPU and step: {size}, {_rounds(training, question.gpus)}"
     if request.framework in PARALLEL_FRAMEWORKS:
-        sequences = sequences_of_an_update(question, request)
+        sequences = update_of(question, request).sequences or ""
+        if chosen is not None:
+            layout = chosen.layout
+            sequences = layout.data * layout.micro_batch * layout.rounds
         each = f"Each update: {sequences} sequences of {training.sequence} tokens, of all GPUs together"
     texts.append(
         f"{each}; {PRECISIONS[training.precision].title}, {OPTIMIZERS[training.optimizer].title}{attention}."
@@ -56,10 +59,11 @@ def assumptions(question: Question, request: PlanRequest, chosen: Candidate | No
     return [*texts, *_about_time(question, request, cluster.inside, cluster.across)]
 
 
-def _rounds(training: Training) -> str:
+def _rounds(training: Training, gpus: int) -> str:
     if training.accumulation == 1:
         return "no gradient accumulation"
-    return f"{training.accumulation} times for each update"
+    batch = training.micro_batch * training.accumulation * gpus
+    return f"{training.accumulation} times for each update of {batch} sequences"
 
 
 def _assumed_shape(model: ModelShape) -> str:
@@ -88,7 +92,11 @@ def _arithmetic(request: PlanRequest, gpu: Gpu, peak: float) -> str:
     of = f"of {peak:g} TFLOP/s ({gpu.name})"
     if request.utilisation is not None:
         return f"arithmetic at {format_percent(request.utilisation)} {of}"
-    basis = "fitted to published runs" if gpu.matmul else "a guess: no run on it is published"
+    basis = gpu.source if gpu.source.startswith("measured") else "fitted to published runs"
+    if not gpu.matmul:
+        basis = (
+            "a guess, as no run on it is published: ranges are wide until --measure, or a RUN, narrows them"
+        )
     efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
     return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
 
@@ -107,12 +115,13 @@ def _about_time(
     if request.measured_compute_ms is not None:
         arithmetic = f"{format_ms(request.measured_compute_ms)} of computation in a step, as the run measured"
     hidden = (
-        "Of communication beside it 30 to 75 % lengthen the step, the more the faster the link; all at worst."
+        "We assume that 30 to 75 % of the communication is not hidden (most on fast links), all at worst."
     )
     if request.framework in PARALLEL_FRAMEWORKS:
         hidden = (
-            "What tensor and expert parallelism send is not hidden, but half of the former by Megatron; of"
-            " the rest 30 to 75 % lengthen the step. Published runs of layouts spread by 30 %."
+            "What tensor and expert parallelism send is not hidden, but six tenths where it is overlapped; of"
+            " the rest we assume that 30 to 75 % is not hidden. Published runs spread by 20 %, with experts"
+            " by 30 %, but for gpt-oss, which took up to twice as long."
         )
     texts = [f"Time: {arithmetic}. {hidden}"]
     used = [link for link in (inside, across) if link is not None]
@@ -124,6 +133,8 @@ def _about_time(
                 if link.measured
                 else f"{format_percent(link.efficiency)} of {link.gbps:g} GB/s ({place})"
             )
+            if link.near:
+                what += f", {link.reached(GPUS_OF_A_CPU):.3g} GB/s among {GPUS_OF_A_CPU} GPUs of one CPU"
             texts.append(f"Link: {link.title} at {what}; {link.latency_us:g} us a call ({link.source}).")
     if question.training.offload != "none":
         texts.append(

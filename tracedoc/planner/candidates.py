@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError
 from tracedoc.planner.layouts import (
     STRATEGIES,
     Layout,
     Strategy,
+    Update,
     can_offload,
     can_train,
     data_parallel,
+    exchanges_heads,
     in_framework,
     layouts,
-    micro_batches,
     parse_layout,
     possible,
 )
@@ -65,6 +67,28 @@ class Candidate(msgspec.Struct, frozen=True):
             return 3
         return int(self.tight) + int(self.tight and self.headroom_bytes < 0)
 
+    @property
+    def pace(self) -> float:
+        """Seconds for each token of all GPUs, 0 where no time is predicted."""
+        return 1 / self.tokens_per_second if self.tokens_per_second else 0.0
+
+    @property
+    def set_up(self) -> int:
+        """How many things are set up beside the model: each way of splitting it, and checkpointing."""
+        return self.layout.ways + self.checkpointing
+
+    def dominates(self, other: Candidate) -> bool:
+        """Whether this is no worse in doubt, time, memory and set-up, and better in one of them.
+
+        Where no time is predicted, what is sent and whether activations are recomputed stand for it.
+        """
+        costs = [
+            (one.doubt, one.total_bytes, one.set_up)
+            + ((one.pace,) if self.step and other.step else (one.traffic_bytes, float(one.checkpointing)))
+            for one in (self, other)
+        ]
+        return costs[0] != costs[1] and all(own <= its for own, its in zip(*costs, strict=True))
+
 
 def may_fit(memory: Memory, available: float) -> bool:
     """Whether a peak may fit into so many bytes, if the reserve is not needed and the rest is less."""
@@ -84,8 +108,18 @@ def families(framework: str) -> tuple[str, ...]:
 
 
 def usable(question: Question, request: PlanRequest) -> list[Strategy]:
-    """Return the strategies of the framework that mean something on these GPUs."""
-    return [s for s in possible(question.gpus, question.nodes) if s.family in families(request.framework)]
+    """Return the strategies of the framework that mean something on these GPUs, and train what is asked."""
+    return [s for s in _meaningful(question, request) if s.family in families(request.framework)]
+
+
+def _meaningful(question: Question, request: PlanRequest) -> list[Strategy]:
+    return [
+        strategy
+        for strategy in possible(question.gpus, question.nodes)
+        if can_offload(strategy, question.training.offload)
+        and can_train(strategy, question)
+        and _can_say(strategy, request.framework)
+    ]
 
 
 def checkpointed(
@@ -180,14 +214,11 @@ def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
     else:
         found = [
             candidate(question, data_parallel(question, strategy.id), request)
-            for strategy in possible(question.gpus, question.nodes)
-            if can_offload(strategy, question.training.offload)
-            and can_train(strategy, question)
-            and _can_say(strategy, request.framework)
+            for strategy in _meaningful(question, request)
         ]
         found = _without_slow_variants(found, request)
         order = {name: number for number, name in enumerate(STRATEGIES)}
-    ranked = sorted(found, key=lambda one: (*_key(one, request), order[one.strategy]))
+    ranked = sorted(found, key=lambda one: (*key(one, request), order[one.strategy]))
     if request.framework in PARALLEL_FRAMEWORKS:
         first = _simplest_first(ranked, request)
         asked = asked_for(first, question, request)
@@ -197,21 +228,20 @@ def rank(question: Question, request: PlanRequest) -> tuple[Candidate, ...]:
 
 
 def asked_for(found: Iterable[Candidate], question: Question, request: PlanRequest) -> Candidate | None:
-    """The candidate of the layout that is asked about, ``None`` where that is left open."""
-    if not request.layout:
+    """The candidate of the layout or strategy that is asked about, ``None`` where that is left open."""
+    if not (request.layout or request.strategy):
         return None
-    name = parse_layout(request.layout, question, request.framework).id
+    name = request.strategy or parse_layout(request.layout, question, request.framework).id
     return next((one for one in found if one.strategy == name), None)
 
 
 def _simplest_first(ranked: list[Candidate], request: PlanRequest) -> list[Candidate]:
-    """Put the layout that splits in fewest ways first, of those as fast as the fastest by a tenth."""
+    """Put the layout with least to set up first, of those as fast as the fastest by a tenth."""
     first = ranked[0] if ranked else None
     if first is None or first.step is None or first.doubt > 1 or request.objective == "memory":
         return ranked
-    reach = 1.1 * first.step.expected_ms
-    alike = [one for one in ranked if one.doubt == first.doubt and one.step and one.step.expected_ms <= reach]
-    simplest = min(alike, key=lambda one: len(one.layout.parts))
+    alike = [one for one in ranked if one.doubt == first.doubt and one.pace <= 1.1 * first.pace]
+    simplest = min(alike, key=lambda one: one.set_up)
     return [simplest, *(one for one in ranked if one is not simplest)]
 
 
@@ -227,10 +257,10 @@ def _without_slow_variants(found: list[Candidate], request: PlanRequest) -> list
         return one.step.expected_ms if one.step and request.objective == "speed" else one.total_bytes
 
     usual = [one for one in found if not STRATEGIES[one.strategy].variant]
-    variants = [one for one in found if one not in usual and one.fits and not one.tight]
-    for one in sorted(variants, key=cost):
-        rivals = [cost(other) for other in usual if other.family == one.family and other.fits]
-        if not rivals or cost(one) < 0.95 * min(rivals):
+    variants = [one for one in found if one not in usual and not one.doubt]
+    for one in sorted(variants, key=lambda one: (one.strategy != request.strategy, cost(one))):
+        rivals = [cost(other) for other in usual if other.family == one.family and not other.doubt]
+        if one.strategy == request.strategy or not rivals or cost(one) < 0.95 * min(rivals):
             return [*usual, one]
     return usual
 
@@ -239,36 +269,80 @@ def offered(question: Question, request: PlanRequest) -> bool:
     """Whether the framework offloads what is asked, on so many GPUs."""
     if request.framework in PARALLEL_FRAMEWORKS:
         return question.training.offload == "none"
-    return any(can_offload(s, question.training.offload) for s in usable(question, request))
+    every = possible(question.gpus, question.nodes)
+    own = (s for s in every if s.family in families(request.framework))
+    return any(can_offload(s, question.training.offload) for s in own)
 
 
-def _key(one: Candidate, request: PlanRequest) -> tuple[int, float]:
+def key(one: Candidate, request: PlanRequest) -> tuple[float, ...]:
+    """What candidates are ranked by: doubt, then what was asked for, then all that can still differ."""
     if one.doubt > 1 or request.objective == "memory":
-        return one.doubt, one.total_bytes
-    return one.doubt, one.step.expected_ms if one.step else 0.0
+        return one.doubt, one.total_bytes, one.pace, one.set_up
+    return one.doubt, one.pace, one.total_bytes, one.set_up
 
 
 def _layout_candidates(question: Question, request: PlanRequest) -> list[Candidate]:
     """Return for each way of splitting the best of its micro-batches, schedules and checkpointing."""
-    sequences = sequences_of_an_update(question, request)
 
     def best(found: Iterable[Layout]) -> dict[str, Candidate]:
         chosen: dict[str, Candidate] = {}
         for layout in found:
+            layout = as_run(layout, request)
+            if not exchanges_heads(question, layout):
+                continue
             one = candidate(question, layout, request)
             known = chosen.get(one.strategy)
-            if known is None or _key(one, request) < _key(known, request):
+            if known is None or key(one, request) < key(known, request):
                 chosen[one.strategy] = one
         return chosen
 
-    size = question.training.micro_batch if request.keeps_micro_batch else None
-    every = best(layouts(question, request.framework, sequences, size))
+    every = best(layouts(question, request.framework, update_of(question, request)))
     if request.layout:
-        asked = parse_layout(request.layout, question, request.framework)
-        if size is None and request.keeps_accumulation:
-            size = max(1, sequences // asked.data // question.training.accumulation)
-        every |= best(micro_batches(asked, sequences, size))
+        asked = as_run(parse_layout(request.layout, question, request.framework), request)
+        if not exchanges_heads(question, asked):
+            raise InputError(
+                f"--layout {request.layout}: {asked.tensor * asked.context} GPUs cannot share the"
+                f" {question.model.heads} heads of {question.model.name}",
+                "take --context-parallel ring",
+            )
+        every |= best(update_of(question, request, asked).of(asked))
     return list(every.values())
+
+
+def update_of(question: Question, request: PlanRequest, asked: Layout | None = None) -> Update:
+    """The update that layouts are planned for; that of the layout ``asked`` about has its accumulation.
+
+    All others make as many sequences of it, in micro-batches of their own unless these are given.
+    """
+    training = question.training
+    rounds = training.accumulation if request.keeps_accumulation else None
+    if rounds and request.batch is None and not request.layout:
+        return Update(None, training.micro_batch, rounds)
+    size = training.micro_batch if request.keeps_micro_batch else None
+    every = sequences_of_an_update(question, request)
+    return Update(every, size, rounds if asked or not request.layout else None)
+
+
+OVERLAPPING_GBPS = 100.0
+"""GB/s of a link from which Transformer Engine sends parts of a product beside the next ones: NVLink's.
+
+Its buffers are written by the peers themselves, which PCIe between sockets does not allow.
+"""
+
+
+def as_run(layout: Layout, request: PlanRequest) -> Layout:
+    """The layout with what the request says of how its GPUs share a sequence and what they overlap."""
+    layout = replace(
+        layout,
+        overlaps=request.overlaps,
+        context_by=request.context_by,
+        sequence_parallel=request.sequence_parallel,
+    )
+    inside = request.cluster.inside
+    slow = request.overlaps is None and inside is not None and inside.gbps < OVERLAPPING_GBPS
+    if request.sequence_parallel and not slow:
+        return layout
+    return replace(layout, overlaps=tuple(name for name in layout.overlapped if name != "tensor"))
 
 
 def sequences_of_an_update(question: Question, request: PlanRequest) -> int:

@@ -66,18 +66,35 @@ def choose(
         return None, "", ""
     asked = asked_for(usable.values(), question, request)
     if asked is not None and asked.doubt <= 1:
-        text = "--layout asks for it: {total} of {memory} on each GPU, {schedule}. {bubble}"
-        return asked, "asked", text.format(**_numbers(asked, usable, question)).strip()
+        name, text = _ASKED[bool(request.strategy)]
+        return asked, name, text.format(**_numbers(asked, usable, question)).strip()
     situation = _situation(usable, fitting, question, request)
     for rule in decisions().rule:
         if not all(_holds(situation, condition) for condition in rule.when):
             continue
-        named = {"least": min(fitting, key=lambda n: fitting[n].total_bytes), "fastest": next(iter(fitting))}
-        names = [named.get(name, name) for name in rule.choose]
+        # What surely fits is ranked by what was asked for: the first is the fastest, or takes least.
+        names = [next(iter(fitting)) if name in ("least", "fastest") else name for name in rule.choose]
         chosen = next((fitting[name] for name in names if name in fitting), None)
-        if chosen is not None and (rule.whatever_time or _is_fast_enough(chosen, fitting)):
+        if chosen is None or any(one.dominates(chosen) for one in fitting.values()):
+            continue
+        if rule.whatever_time or _is_fast_enough(chosen, fitting):
             return chosen, rule.id, rule.because.format(**_numbers(chosen, usable, question))
     return None, "", ""
+
+
+def chosen_for(question: Question, request: PlanRequest) -> Candidate | None:
+    """What the decision rules choose for a question, ``None`` where nothing is predicted to fit."""
+    return choose(rank(question, request), question, request)[0]
+
+
+_ASKED = (
+    ("asked", "--layout asks for it: {total} of {memory} on each GPU, {schedule}. {bubble}"),
+    (
+        "searched",
+        "Of the micro-batches, strategies and checkpointing that fit, those predicted as fast as the fastest"
+        " to three percent leave this as the simplest ({total} of {memory}).",
+    ),
+)
 
 
 def _is_fast_enough(chosen: Candidate, fitting: dict[str, Candidate]) -> bool:
@@ -173,14 +190,17 @@ class Change(msgspec.Struct, frozen=True):
     """The predicted step after it, ``None`` where no time is predicted."""
     gpus: int = 1
     selective: bool = False
+    tight: bool = False
+    """Whether it only may fit."""
 
 
-def changes(question: Question, request: PlanRequest) -> list[Change]:
+def changes(question: Question, request: PlanRequest, *, tight: bool = False) -> list[Change]:
     """Return, for each kind of change, the smallest after which something fits with its reserve.
 
-    Twice the GPUs come before what is moved to the host, more of them after it.
+    Twice the GPUs come before what is moved to the host, more of them after it. With ``tight`` another
+    framework is named as well that may fit.
     """
-    found = list(_found(question, request))
+    found = list(_found(question, request, tight=tight))
     moved = [one for one in found if one.id.startswith("offload")]
     many = next((one for one in found if one.id == "gpus" and one.gpus > 2 * question.gpus), None)
     if many is not None and moved:
@@ -189,7 +209,7 @@ def changes(question: Question, request: PlanRequest) -> list[Change]:
     return found
 
 
-def _found(question: Question, request: PlanRequest) -> Iterator[Change]:
+def _found(question: Question, request: PlanRequest, *, tight: bool) -> Iterator[Change]:
     other = "pytorch" if request.framework == "deepspeed" else "deepspeed"
     own = (request, replace(request, framework=other))
     alone = False
@@ -198,15 +218,15 @@ def _found(question: Question, request: PlanRequest) -> Iterator[Change]:
             continue
         requests = (replace(request, framework="torchtitan"),) if change.id == "parallel" else own
         for what, option, changed in _tries(change.id, question, request):
-            if fitting := _first_fitting(changed, requests):
+            if fitting := _first_fitting(changed, requests, tight=tight and change.id == "framework"):
                 alone = alone or change.id in _COMBINED
                 yield _change(change.id, what, change.why, option, changed, fitting)
                 break
 
 
-def _first_fitting(question: Question, requests: tuple[PlanRequest, ...]) -> Candidate | None:
-    answers = (choose(rank(question, request), question, request)[0] for request in requests)
-    return next((answer for answer in answers if answer is not None and not answer.tight), None)
+def _first_fitting(question: Question, requests: tuple[PlanRequest, ...], *, tight: bool) -> Candidate | None:
+    answers = (chosen_for(question, request) for request in requests)
+    return next((answer for answer in answers if answer is not None and answer.doubt <= tight), None)
 
 
 def _change(id_: str, what: str, why: str, option: str, question: Question, chosen: Candidate) -> Change:
@@ -223,6 +243,7 @@ def _change(id_: str, what: str, why: str, option: str, question: Question, chos
         gpus=question.gpus,
         step_ms=chosen.step.expected_ms if chosen.step else None,
         selective=chosen.selective,
+        tight=chosen.tight,
     )
 
 
@@ -389,7 +410,7 @@ def _turns(question: Question, request: PlanRequest) -> Iterator[list[tuple[str,
 
 def _turn(what: str, changed: Question, request: PlanRequest, chosen: Candidate) -> str:
     """The other answer in words, empty where it stays."""
-    other, _, _ = choose(rank(changed, request), changed, request)
+    other = chosen_for(changed, request)
     if other is None:
         return f"{what}: nothing fits"
     if other.strategy == "single" != chosen.strategy:

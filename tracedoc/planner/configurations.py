@@ -56,17 +56,17 @@ def configurations_of(question: Question, chosen: Candidate) -> tuple[Configurat
     if layout.family == "torchtitan":
         text = torchtitan_toml(question, layout, checkpointing=chosen.checkpointing)
         title = f"torchtitan ({TOML_NAME}), beside your [model], [optimizer] and data"
-        return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question)),)
+        return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question, layout)),)
     text = megatron_arguments(question, layout, checkpointing=chosen.checkpointing)
     title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your model, data and learning rate"
     note = "Source it in the shell that starts pretrain_gpt.py."
     return (Configuration(layout.family, title, "bash", text, note),)
 
 
-def _in_torchtitan(question: Question) -> str:
+def _in_torchtitan(question: Question, layout: Layout) -> str:
     training = question.training
     notes = []
-    if training.compiled:
+    if training.compiled or (layout.tensor > 1 and "tensor" in layout.overlapped):
         notes.append(
             "Compile as your version says it: [compile] enable = true, earlier [training] compile = true"
         )
@@ -369,8 +369,13 @@ def torchtitan_toml(question: Question, layout: Layout, *, checkpointing: bool) 
         ("expert_parallel_degree", layout.expert),
         ("pipeline_parallel_degree", layout.pipeline),
     ]
+    if layout.context > 1:  # its "alltoall" passes keys and values round
+        method = "allgather" if layout.shares_context == "gather" else "alltoall"
+        parallelism.append(("context_parallel_rotate_method", method))
+    if layout.tensor > 1 and "tensor" in layout.overlapped:
+        parallelism.append(("enable_async_tensor_parallel", True))
     if layout.expert > 1:
-        parallelism.append(("expert_tensor_parallel_degree", layout.tensor))
+        parallelism.append(("expert_tensor_parallel_degree", layout.cut_experts))
     if layout.pipeline > 1:
         parallelism += [
             ("pipeline_parallel_schedule", "Interleaved1F1B" if layout.chunks > 1 else "1F1B"),
@@ -405,7 +410,7 @@ def _mode(question: Question, checkpointing: bool) -> str:
 
 
 def _toml(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return json.dumps(value)
 
 
 def megatron_arguments(question: Question, layout: Layout, *, checkpointing: bool) -> str:
@@ -416,8 +421,13 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
         f"--pipeline-model-parallel-size {layout.pipeline}",
         f"--context-parallel-size {layout.context}",
     ]
-    if layout.tensor > 1:
-        words += ["--sequence-parallel", "--tp-comm-overlap"]
+    if layout.context > 1:
+        kind = {"ring": "p2p", "all-to-all": "a2a", "gather": "all_gather"}[layout.shares_context]
+        words.append(f"--cp-comm-type {kind}")
+    if layout.tensor > 1 and layout.sequence_parallel:
+        words.append("--sequence-parallel")
+    if layout.tensor > 1 and "tensor" in layout.overlapped:
+        words.append("--tp-comm-overlap")
     stages = layout.pipeline * layout.chunks
     if stages > 1 and model.blocks % stages and not model.assumed:
         words.append(f"--pipeline-model-parallel-layout '{_stage_by_stage(model.blocks, stages)}'")
@@ -425,9 +435,13 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
         words.append(f"--num-virtual-stages-per-pipeline-rank {layout.chunks}")
     if model.experts_met:
         words += [f"--expert-model-parallel-size {layout.expert}", "--moe-token-dispatcher-type alltoall"]
+        if layout.tensor > 1:
+            words.append(f"--expert-tensor-parallel-size {layout.cut_experts}")
     if overlaps_experts(question, layout):
         words.append("--overlap-moe-expert-parallel-comm")
-    words += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+    words.append("--use-distributed-optimizer")
+    if "data" in layout.overlapped:
+        words += ["--overlap-grad-reduce", "--overlap-param-gather"]
     words += [
         f"--micro-batch-size {layout.micro_batch}",
         f"--global-batch-size {layout.data * layout.micro_batch * layout.rounds}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from functools import lru_cache
 from importlib.resources import files
@@ -65,6 +66,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.name.startswith(("H", "B", "GB", "GH", "L4", "RTX 40", "RTX 50", "RTX 6000", "MI3"))
 
 
+GPUS_OF_A_CPU = 4
+"""GPUs that a server's CPU has on its own PCIe: half of the usual eight. Others are behind the other CPU."""
+
+
 class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One way to connect GPUs or nodes.
 
@@ -81,6 +86,12 @@ class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     measured: bool = False
     """Whether the bandwidth is that of collectives, of the run or from the user, and not a link's peak."""
+    near: float | None = None
+    """The share that up to :data:`GPUS_OF_A_CPU` GPUs reach among themselves, where fewer are nearer."""
+
+    def reached(self, span: int) -> float:
+        """The GB/s that large collectives reach among GPUs of which the first and last are so far apart."""
+        return self.gbps * (self.near if self.near and span <= GPUS_OF_A_CPU else self.efficiency)
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -121,12 +132,27 @@ def find_gpu(name: str) -> Gpu:
     found = gpu_of_device(name)
     if found is not None:
         return found
-    names = [gpu.name for gpu in gpus()]
-    near = did_you_mean(_tidy(name), [n.lower() for n in names])
     raise InputError(
-        f"no GPU is known as {name!r}{near}",
-        f"known: {', '.join(names)}; or describe it: --gpu-memory 24GB",
+        f"no GPU is known as {name!r}{did_you_mean(_tidy(name), [gpu.name.lower() for gpu in gpus()])}",
+        f"nearest: {', '.join(_nearest(_tidy(name)))}; or describe it: --gpu-memory 24GB",
     )
+
+
+def _nearest(name: str) -> list[str]:
+    """The three GPUs whose names have most words of this one, and are most like it."""
+
+    def likeness(gpu: Gpu) -> tuple[int, float]:
+        other = _tidy(gpu.name)
+        common = len(set(name.split()) & set(other.split()))
+        return common, difflib.SequenceMatcher(None, name, other).ratio()
+
+    return [gpu.name for gpu in sorted(gpus(), key=likeness, reverse=True)[:3]]
+
+
+def sold_as(memory_gb: float) -> float:
+    """The bytes that programs have of a GPU sold with so many GB: the least in the table, else 1e9 each."""
+    alike = (gpu.memory_bytes for gpu in gpus() if gpu.memory_gb == memory_gb)
+    return min(alike, default=memory_gb * 1e9)
 
 
 def gpu_of_device(name: str, memory_bytes: float | None = None) -> Gpu | None:
@@ -183,13 +209,25 @@ def find_link(name: str, *, across: bool) -> LinkKind:
 def link_of(gpu: Gpu) -> LinkKind:
     """Return the link that a GPU has inside a node, with its own bandwidth."""
     link = next(link for link in links() if link.name == gpu.link)
+    if gpu.name.startswith(_WITHOUT_PEERS):
+        link = msgspec.structs.replace(link, near=None)
     return replace_gbps(link, gpu.link_gbps) if gpu.link_gbps else link
+
+
+_WITHOUT_PEERS = ("RTX 30", "RTX 40", "RTX 50")
+"""GPUs whose driver does not let them reach each other over PCIe: all they send goes through host memory."""
+
+
+def network_of(name: str, gpus_per_node: int) -> LinkKind:
+    """Return a network by its name: in the table that of a node of 8 GPUs, larger ones have more of it."""
+    link = find_link(name, across=True)
+    return replace_gbps(link, link.gbps * max(1.0, gpus_per_node / 8))
 
 
 def replace_gbps(link: LinkKind, gbps: float, *, measured: bool = False) -> LinkKind:
     """Return the link with another bandwidth; a measured one is what collectives reached."""
-    efficiency = 1.0 if measured else link.efficiency
-    return msgspec.structs.replace(link, gbps=gbps, efficiency=efficiency, measured=measured or link.measured)
+    changed = {"efficiency": 1.0, "near": None, "measured": True} if measured else {}
+    return msgspec.structs.replace(link, gbps=gbps, **changed)
 
 
 _RATES = {"GB": 1.0, "Gb": 1 / 8, "Gbit": 1 / 8, "gbit": 1 / 8, "MB": 1e-3, "mb": 1e-3, "TB": 1e3, "tb": 1e3}

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError
-from tracedoc.planner.setup import OPTIMIZERS, Question
+from tracedoc.planner.setup import OPTIMIZERS, PlanRequest, Question
 
 SHORTEST_PART = 4096
 """Tokens of a sequence below which it is not worth splitting."""
@@ -89,15 +89,24 @@ _OF_LAYOUTS = {
 """What the frameworks that split a model in other ways as well do with its states."""
 
 
+OVERLAPS = ("data", "tensor", "expert")
+"""Kinds of communication that can run beside computation: of states, of split matrices, of experts."""
+CONTEXTS = ("ring", "all-to-all", "gather")
+"""How GPUs share a sequence: keys and values go round, heads are exchanged for tokens, or all is gathered."""
+
+
 class Layout(msgspec.Struct, frozen=True):
     """How the GPUs share the work: ``data`` x ``context`` x ``pipeline`` x ``tensor`` of them.
 
     ``data`` groups see other sequences, and keep the states as ``strategy`` says, in so many ``replicas``.
     ``tensor`` GPUs share each matrix, and with sequence parallelism the activations between them;
-    ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence. Of data x context GPUs, ``expert``
-    share the experts. Each update takes ``rounds`` micro-batches of ``micro_batch`` sequences; with
-    ``chunks`` of 2 each stage is two parts of the model (interleaved 1F1B). What is trained data-parallel
-    alone has a size of 1 in all other ways.
+    ``pipeline`` GPUs share the blocks, ``context`` GPUs each sequence. The experts are spread over ``expert``
+    parts, and each is cut over ``expert_tensor`` GPUs: over as many as a matrix, where that is 0. Each update
+    takes ``rounds`` micro-batches of ``micro_batch`` sequences; with ``chunks`` of 2 each stage is two parts
+    of the model (interleaved 1F1B). What is trained data-parallel
+    alone has a size of 1 in all other ways. ``overlaps`` names of :data:`OVERLAPS` what is sent beside
+    computation, ``context_by`` one of :data:`CONTEXTS`. Without ``sequence_parallel`` a tensor group keeps
+    whole what its matrices do not split.
     """
 
     strategy: str
@@ -107,9 +116,25 @@ class Layout(msgspec.Struct, frozen=True):
     context: int = 1
     expert: int = 1
     chunks: int = 1
+    expert_tensor: int = 0
     micro_batch: int = 1
     rounds: int = 1
     replicas: int = 1
+    overlaps: tuple[str, ...] | None = None
+    context_by: str = ""
+    sequence_parallel: bool = True
+
+    @property
+    def overlapped(self) -> tuple[str, ...]:
+        """Whose communication runs beside computation: as said, else as the framework's default is."""
+        if self.overlaps is not None:
+            return self.overlaps
+        return OVERLAPS if self.family == "megatron" else ("data",)
+
+    @property
+    def shares_context(self) -> str:
+        """How GPUs share a sequence, one of :data:`CONTEXTS`: as said, else as the framework's default is."""
+        return self.context_by or ("gather" if self.family == "torchtitan" else "ring")
 
     @property
     def states(self) -> Strategy:
@@ -132,6 +157,16 @@ class Layout(msgspec.Struct, frozen=True):
         return self.data * self.context // self.replicas
 
     @property
+    def cut_experts(self) -> int:
+        """Over how many GPUs each expert is cut."""
+        return self.expert_tensor or self.tensor
+
+    @property
+    def expert_shards(self) -> int:
+        """Over how many GPUs the states of an expert are sharded, where they are."""
+        return self.shards * self.tensor // (self.expert * self.cut_experts)
+
+    @property
     def split_work(self) -> int:
         """Over how many GPUs the work of each block is split."""
         return self.tensor * self.context
@@ -142,7 +177,16 @@ class Layout(msgspec.Struct, frozen=True):
         data = "FSDP" if self.family == "torchtitan" else "DP"
         sizes = (self.tensor, self.pipeline, self.context, self.expert, self.data)
         named = zip(("TP", "PP", "CP", "EP", data), sizes, strict=True)
-        return tuple(part for part in named if part[1] > 1) or ((data, 1),)
+        parts = tuple(part for part in named if part[1] > 1) or ((data, 1),)
+        return (*parts, ("ETP", self.cut_experts)) if self.cut_experts != self.tensor else parts
+
+    @property
+    def ways(self) -> int:
+        """How many ways of splitting the model have to be set up; to spread experts needs no other model."""
+        if self.strategy in STRATEGIES:
+            kept = self.states
+            return bool(kept.split) + (kept.hybrid or kept.kept_in_node)
+        return sum(size > 1 for size in (self.tensor, self.pipeline, self.context, self.data))
 
     @property
     def id(self) -> str:
@@ -252,7 +296,8 @@ def in_framework(question: Question, layout: Layout) -> Question:
     model = question.model
     tensors = min(model.mlp_tensors, 3 if model.gated else 2)
     norm = 2 if model.rms_norm else model.norm_bytes
-    fused = replace(model, norm_bytes=norm, mlp_tensors=tensors, dense_attention=False, score_bytes=0)
+    kernels = {"dense_attention": False, "math_attention": False, "score_bytes": 0}
+    fused = replace(model, norm_bytes=norm, mlp_tensors=tensors, **kernels)
     return asked.changed(model=fused, compiled=True, fused_attention=True)
 
 
@@ -271,8 +316,8 @@ def stage_blocks(blocks: int, layout: Layout) -> tuple[int, int, int]:
 
 
 _WAYS = {
-    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "vpp": "chunks",
-    "dp": "data", "fsdp": "data",
+    "tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert", "etp": "expert_tensor",
+    "vpp": "chunks", "dp": "data", "fsdp": "data",
 }  # fmt: skip
 """How layouts are typed, and what each part is."""
 
@@ -291,7 +336,7 @@ def parse_layout(text: str, question: Question, family: str) -> Layout:
                 f"{option}: {part!r} is no part of a layout", f"{example}; parts: {', '.join(_WAYS)}"
             )
         sizes[_WAYS[match[1]]] = int(match[2])
-    asked = Layout(family, **{"data": 1, **sizes})
+    asked = replace(Layout(family, data=1), **sizes)
     others = asked.tensor * asked.pipeline * asked.context
     asked = replace(asked, data=sizes.get("data", max(1, question.gpus // others)))
     gpus = asked.data * others
@@ -305,10 +350,13 @@ def parse_layout(text: str, question: Question, family: str) -> Layout:
 
 def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], ...]:
     """Whether each thing that a layout needs is missing, with that in words."""
-    model, heads = question.model, _kv_heads(question)
+    model, heads = question.model, question.model.kv_heads
     experts = max((linear.count for linear in model.linears), default=1)
-    peers, expert, stages = layout.data * layout.context, layout.expert, layout.pipeline * layout.chunks
-    whole = not model.assumed and (model.heads % layout.tensor or heads % layout.tensor)
+    expert, stages = layout.expert, layout.pipeline * layout.chunks
+    peers = layout.data * layout.context * layout.tensor // layout.cut_experts
+    # Megatron copies the heads of keys where more GPUs share a matrix than there are of them.
+    copied = layout.family == "megatron" and layout.tensor % heads == 0
+    whole = not model.assumed and (model.heads % layout.tensor or (heads % layout.tensor and not copied))
     shared = f"{layout.tensor} GPUs cannot share its {model.heads} heads, {heads} of keys"
     return (
         (bool(whole), f"{model.name}: {shared}"),
@@ -319,10 +367,26 @@ def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], 
     )
 
 
-def check_layouts(question: Question, family: str) -> None:
+def exchanges_heads(question: Question, layout: Layout) -> bool:
+    """Whether each GPU of a sequence can take a part of the heads, where they are exchanged for tokens."""
+    parts, model = layout.tensor * layout.context, question.model
+    return layout.shares_context != "all-to-all" or model.assumed or model.heads % parts == 0
+
+
+def check_layouts(question: Question, request: PlanRequest) -> None:
     """Raise :class:`InputError` for what these frameworks do not train, or this file does not know."""
-    if question.gpus == 1:
+    family = request.framework
+    if question.gpus == 1 and not request.layout:
         raise InputError(f"--framework {family} splits a model over several GPUs", "add: --gpus 8")
+    if family == "torchtitan" and request.context_by == "all-to-all":
+        raise InputError(
+            "torchtitan does not exchange heads for tokens", "take --context-parallel ring or gather"
+        )
+    if not request.sequence_parallel and (family == "torchtitan" or question.model.experts_met):
+        raise InputError(
+            f"--framework {family} has sequence parallelism with this model",
+            "leave out --no-sequence-parallel",
+        )
     for what, refused in _refused(question, family):
         if refused:
             raise InputError(
@@ -347,22 +411,42 @@ def _refused(question: Question, family: str) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def layouts(
-    question: Question, family: str, sequences: int, micro_batch: int | None = None
-) -> Iterator[Layout]:
-    """Yield the layouts of a framework for an update of so many sequences of all GPUs."""
+class Update(msgspec.Struct, frozen=True):
+    """The sequences of all GPUs for an update, in micro-batches of so many, so often; ``None`` is left open.
+
+    Without ``sequences`` the other two are there, and each layout has as many as that gives its groups.
+    """
+
+    sequences: int | None
+    micro_batch: int | None = None
+    rounds: int | None = None
+
+    def of(self, layout: Layout) -> Iterator[Layout]:
+        """Yield the layout with each micro-batch that makes its part of the update."""
+        if self.sequences is None:
+            yield replace(layout, micro_batch=self.micro_batch or 1, rounds=self.rounds or 1)
+            return
+        each, rest = divmod(self.sequences, layout.data)
+        size = self.micro_batch or (self.rounds and each // self.rounds)
+        for one in _powers(min(each, LARGEST_MICRO_BATCH)) if size is None else (size,):
+            if each and not rest and one and each % one == 0 and (self.rounds or each // one) == each // one:
+                yield replace(layout, micro_batch=one, rounds=each // one)
+
+
+def layouts(question: Question, family: str, update: Update) -> Iterator[Layout]:
+    """Yield the layouts of a framework for an update."""
     if any(refused for _, refused in _refused(question, family)):
         return
     model, gpus = question.model, question.gpus
     experts = max((linear.count for linear in model.linears), default=1)
     for tensor in _powers(question.gpus_per_node):
-        if not model.assumed and (model.heads % tensor or _kv_heads(question) % tensor):
+        if not model.assumed and (model.heads % tensor or question.model.kv_heads % tensor):
             continue
         for pipeline in _stages(question, gpus // tensor):
             for context in _powers(gpus // tensor // pipeline):
                 data, rest = divmod(gpus, tensor * pipeline * context)
                 long = context == 1 or question.training.sequence // context >= SHORTEST_PART
-                if rest or not long or sequences % data:
+                if rest or not long:
                     continue
                 for expert in _powers(min(experts, data * context, LARGEST_EXPERT)):
                     if experts % expert or (data * context) % expert:
@@ -370,26 +454,17 @@ def layouts(
                     if family == "torchtitan" and expert > 1 and expert % context:
                         continue
                     base = Layout(family, data, tensor, pipeline, context, expert)
-                    yield from _schedules(base, model.blocks, sequences, micro_batch)
+                    yield from _schedules(base, model.blocks, update)
 
 
-def _schedules(base: Layout, blocks: int, sequences: int, micro_batch: int | None) -> Iterator[Layout]:
+def _schedules(base: Layout, blocks: int, update: Update) -> Iterator[Layout]:
     """Yield the layout with every schedule that makes stages do more than wait."""
-    for one in micro_batches(base, sequences, micro_batch):
+    for one in update.of(base):
         if one.pipeline > 1 and one.rounds < one.pipeline:
             continue
         yield one
         if one.pipeline > 1 and one.rounds % one.pipeline == 0 and blocks + 2 >= 4 * one.pipeline:
             yield replace(one, chunks=2)
-
-
-def micro_batches(layout: Layout, sequences: int, micro_batch: int | None) -> Iterator[Layout]:
-    """Yield the layout with every micro-batch that divides an update's sequences, or with the one given."""
-    each, rest = divmod(sequences, layout.data)
-    sizes = _powers(min(each, LARGEST_MICRO_BATCH)) if micro_batch is None else iter((micro_batch,))
-    for size in sizes:
-        if each and not rest and each % size == 0:
-            yield replace(layout, micro_batch=size, rounds=each // size)
 
 
 def _stages(question: Question, most: int) -> Iterator[int]:
@@ -400,11 +475,6 @@ def _stages(question: Question, most: int) -> Iterator[int]:
         even = blocks % stages == 0 or (blocks + 2) % stages == 0
         if even or stages & (stages - 1) == 0:
             yield stages
-
-
-def _kv_heads(question: Question) -> int:
-    model = question.model
-    return max(1, model.kv_width * model.heads // max(1, model.q_width))
 
 
 def _powers(most: int) -> Iterator[int]:

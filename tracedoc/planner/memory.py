@@ -15,6 +15,7 @@ from tracedoc.planner.activations import (
     kept_by_block,
     logit_bytes,
     outside_activations,
+    residual_activations,
 )
 from tracedoc.planner.layouts import Layout, Strategy, can_offload, stage_blocks
 from tracedoc.planner.setup import (
@@ -109,6 +110,9 @@ def peak_memory(question: Question, layout: Layout, *, checkpointing: bool) -> M
     activations (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2), as context parallelism does.
     """
     stages = layout.pipeline
+    # Megatron's selective recomputation is that of attention scores, which no fused attention keeps.
+    alone = layout.family == "megatron" and question.training.checkpointing == "selective"
+    checkpointing = checkpointing and not alone
     numbers = sorted({0, min(1, stages - 1), stages - 1})
     every = (_stage_peak(question, layout, number, checkpointing=checkpointing) for number in numbers)
     return max(every, key=lambda memory: memory.total)
@@ -154,6 +158,7 @@ def _stored(question: Question, layout: Layout, number: int, *, checkpointing: b
     if model.step is not None:
         return model.step.kept(question.training.tokens, checkpointing=checkpointing)
     kept = kept_by_block(question, layout, checkpointing=checkpointing) / split
+    kept += _unsplit(question, layout, checkpointing=checkpointing)
     if not checkpointing:
         kept += _kept_whole(question, layout) - _saved_in_8_bits(question, layout) / split
     stored = _blocks(question, layout, number) * kept * _held(layout, number)
@@ -167,7 +172,8 @@ def _backward(question: Question, layout: Layout, *, checkpointing: bool) -> flo
     split, block = layout.split_work, block_activations(question, layout)
     gradients = block if question.model.step is not None else block_backward(question, layout)
     working = gradients / split + _gathered(question, layout) + _keys_and_values(question, layout)
-    return working + (block / split + _kept_whole(question, layout) if checkpointing else 0.0)
+    again = block / split + _kept_whole(question, layout) + _unsplit(question, layout, checkpointing=False)
+    return working + (again if checkpointing else 0.0)
 
 
 def _logits(question: Question, layout: Layout) -> tuple[float, float]:
@@ -190,12 +196,18 @@ def _kept_whole(question: Question, layout: Layout) -> float:
     return 2 * _gathered(question, layout) if layout.family == "torchtitan" else 0.0
 
 
-def _keys_and_values(question: Question, layout: Layout) -> float:
-    """The bytes of keys and values that torchtitan gathers of other parts of a sequence, and of gradients.
+def _unsplit(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+    """The bytes that a block keeps more where tensor parallelism leaves the residual stream whole."""
+    if layout.sequence_parallel:
+        return 0.0
+    if checkpointing:
+        return _gathered(question, layout)
+    return residual_activations(question, layout) * (1 - 1 / layout.tensor) / layout.context
 
-    Megatron passes keys and values on from GPU to GPU, part by part.
-    """
-    if layout.context == 1 or layout.family != "torchtitan":
+
+def _keys_and_values(question: Question, layout: Layout) -> float:
+    """The bytes of keys and values that are gathered of other parts of a sequence, and of their gradients."""
+    if layout.context == 1 or layout.shares_context != "gather":
         return 0.0
     c = PRECISIONS[question.training.precision].compute
     whole = 2 * c * question.model.kv_width * question.training.tokens / layout.tensor
@@ -273,7 +285,7 @@ class Weights(msgspec.Struct, frozen=True):
 
         GPUs with other experts share no expert's states.
         """
-        return self.dense / layout.shards + self.experts * layout.expert / layout.shards
+        return self.dense / layout.shards + self.experts / layout.expert_shards
 
 
 def stage_weights(question: Question, layout: Layout, number: int) -> Weights:
@@ -281,7 +293,7 @@ def stage_weights(question: Question, layout: Layout, number: int) -> Weights:
     if layout.splits_states_alone:
         return Weights(question.trainable, 0.0)
     outside = _outside_weights(question, layout, number in (0, layout.pipeline - 1))
-    return _with_blocks(question, layout, _blocks(question, layout, number), outside)
+    return _with_blocks(question, layout, _blocks(question, layout, number), outside, first=number == 0)
 
 
 def largest_stage(question: Question, layout: Layout) -> Weights:
@@ -289,12 +301,23 @@ def largest_stage(question: Question, layout: Layout) -> Weights:
     if layout.splits_states_alone:
         return Weights(question.trainable, 0.0)
     _, blocks, _ = stage_blocks(question.model.blocks, layout)
-    return _with_blocks(question, layout, blocks, _outside_weights(question, layout, True))
+    outside = _outside_weights(question, layout, True)
+    return _with_blocks(question, layout, blocks, outside, first=layout.pipeline == 1)
 
 
-def _with_blocks(question: Question, layout: Layout, blocks: int, outside: float) -> Weights:
-    block = block_weights(question, layout)
-    return Weights(blocks * block.dense + outside, blocks * block.experts)
+def _with_blocks(question: Question, layout: Layout, blocks: int, outside: float, *, first: bool) -> Weights:
+    """The weights of so many blocks; the leading ones, which have no experts, are in the ``first`` stage."""
+    model, mean = question.model, block_weights(question, layout)
+    sparse = min((m.blocks or model.blocks for m in model.linears if m.count > 1), default=model.blocks)
+    leading = model.blocks - sparse
+    if not leading:
+        return Weights(blocks * mean.dense + outside, blocks * mean.experts)
+    full = block_weights(question, layout, largest=True)
+    missing = model.blocks * first * min(1.0, blocks / layout.chunks / leading)
+    return Weights(
+        blocks * full.dense - missing * (full.dense - mean.dense) + outside,
+        blocks * full.experts - missing * (full.experts - mean.experts),
+    )
 
 
 def _outside_weights(question: Question, layout: Layout, end: bool) -> float:
@@ -304,16 +327,18 @@ def _outside_weights(question: Question, layout: Layout, end: bool) -> float:
     return every / layout.tensor
 
 
-def block_weights(question: Question, layout: Layout) -> Weights:
-    """The weights of a mean block on one GPU; norms count as split, too."""
+def block_weights(question: Question, layout: Layout, *, largest: bool = False) -> Weights:
+    """The weights of a mean block on one GPU, or of the ``largest``; norms count as split, too."""
     model = question.model
-    every = (model.parameters - model.outside_parameters) / model.blocks / layout.tensor
-    if layout.expert == 1:
-        return Weights(every, 0.0)
+    every = (model.parameters - model.outside_parameters) / model.blocks
     spread = ((m, model.blocks if m.blocks is None else m.blocks) for m in model.linears if m.count > 1)
-    experts = sum(m.inputs * m.outputs * m.count * times for m, times in spread) / model.blocks
-    experts /= layout.tensor
-    return Weights(every - experts, experts / layout.expert)
+    experts = sum(
+        m.inputs * m.outputs * m.count * (1 if largest else times / model.blocks) for m, times in spread
+    )
+    every = model.block_parameters if largest else every
+    if layout.expert == 1 and layout.cut_experts == layout.tensor:
+        return Weights(every / layout.tensor, 0.0)
+    return Weights((every - experts) / layout.tensor, experts / (layout.expert * layout.cut_experts))
 
 
 def model_states(question: Question, layout: Layout) -> ModelStates:
@@ -451,8 +476,8 @@ def _largest_block(question: Question, layout: Layout) -> float:
     """The weights of the largest block on one GPU."""
     model = question.model
     experts = sum(m.inputs * m.outputs * m.count for m in model.linears if m.count > 1)
-    here = experts / layout.expert if layout.expert > 1 else experts
-    return (model.block_parameters - experts + here) / layout.tensor
+    here = experts / (layout.expert * layout.cut_experts)
+    return (model.block_parameters - experts) / layout.tensor + here
 
 
 def frozen_share(question: Question) -> float:

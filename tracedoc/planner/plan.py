@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError
+from tracedoc.planner.alternatives import Alternative, alternatives
 from tracedoc.planner.assumptions import assumptions, load_bytes_per_node, short_step
 from tracedoc.planner.candidates import (
     Candidate,
     asked_for,
-    candidate,
     families,
     offered,
     rank,
-    sequences_of_an_update,
     step_range,
-    usable,
+    update_of,
     with_checkpointing,
 )
 from tracedoc.planner.choice import Change, changes, choose, turning_points
 from tracedoc.planner.configurations import Configuration, configurations_of
-from tracedoc.planner.layouts import STRATEGIES, can_offload, can_train, check_layouts, data_parallel
+from tracedoc.planner.layouts import check_layouts
 from tracedoc.planner.memory import SPREAD
+from tracedoc.planner.search import Found, settled
 from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question, Training, check
 from tracedoc.units import format_gb, format_percent
 
@@ -51,7 +49,8 @@ class Plan(msgspec.Struct, frozen=True):
     is missing. ``changes`` are single changes after which something fits, the smallest first. ``faster`` is a
     strategy that even with nothing hidden is predicted ahead of the recommended one's middle, if any;
     ``least`` is the framework's strategy that takes least. ``load_bytes_per_node`` is the host memory of a
-    node while a checkpoint is loaded, ``None`` where that is not known.
+    node while a checkpoint is loaded, ``None`` where that is not known. ``alternatives`` are fewer GPUs or
+    another framework that are predicted clearly faster.
     """
 
     schema_version: str
@@ -74,6 +73,7 @@ class Plan(msgspec.Struct, frozen=True):
     cost: float | None = None
     found: tuple[Found, ...] = ()
     load_bytes_per_node: float | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
 
 def plan(question: Question, request: PlanRequest, *, notes: tuple[str, ...] = ()) -> Plan:
@@ -83,15 +83,9 @@ def plan(question: Question, request: PlanRequest, *, notes: tuple[str, ...] = (
     :class:`tracedoc.errors.InputError` for what cannot be.
     """
     found: tuple[Found, ...] = ()
-    if request.search:
+    if request.search or request.batch is not None:
         check(question)
-        found = search(question, request)
-        for best in found[:1]:
-            question = question.changed(
-                micro_batch=best.micro_batch,
-                accumulation=best.accumulation,
-                checkpointing=best.checkpointing,
-            )
+        question, request, found = settled(question, request)
     advice = advise(question, request)
     chosen = advice.chosen
     model = question.model
@@ -126,6 +120,7 @@ def plan(question: Question, request: PlanRequest, *, notes: tuple[str, ...] = (
         tokens_per_second=chosen.tokens_per_second if chosen else None,
         **_duration(question, chosen, request),
         found=found,
+        alternatives=advice.alternatives,
         load_bytes_per_node=load_bytes_per_node(question, chosen, request.framework) if chosen else None,
     )
 
@@ -147,16 +142,28 @@ def _summary(advice: Advice) -> str:
         title = with_checkpointing(chosen.title, chosen.checkpointing, selective=chosen.selective)
         title = _unlike_asked(advice) + title[:1].upper() + title[1:]
         text = f"{title}: {format_gb(chosen.total_bytes)} of the {memory} on {each}{time}."
-        return text + (f" It may not fit: {_DOUBT}." if chosen.tight else "")
+        text += f" It may not fit: {_DOUBT}." if chosen.tight else ""
+        return " ".join([*(one.what for one in advice.alternatives), text])
     least = advice.least
+    others = any(one.doubt <= 1 for one in advice.candidates)
+    nothing = f"Nothing of {_OWNERS[advice.request.framework]}" if others else "Nothing"
     if least.fits:
-        nothing = f"Nothing is predicted to fit: {each} has {memory}, and {least.title} takes"
+        nothing = f"{nothing} is predicted to fit: {each} has {memory}, and {least.title} takes"
         text = f"{nothing} {format_gb(least.total_bytes)} ({_DOUBT})."
         return text + _smallest(advice)
     needed = f"{'training' if least.strategy == 'single' else f'even {least.title}'} needs"
-    nothing = "Nothing of DeepSpeed's" if advice.request.framework == "deepspeed" else "Nothing"
     text = f"{nothing} fits: {each} has {memory}, and {needed} {format_gb(least.total_bytes)}."
     return text + _smallest(advice)
+
+
+_OWNERS = {
+    "pytorch": "PyTorch's",
+    "accelerate": "PyTorch's",
+    "trainer": "PyTorch's",
+    "deepspeed": "DeepSpeed's",
+    "torchtitan": "torchtitan's",
+    "megatron": "Megatron's",
+}
 
 
 def _unlike_asked(advice: Advice) -> str:
@@ -173,7 +180,8 @@ def _smallest(advice: Advice) -> str:
     smallest = advice.changes[0]
     then = with_checkpointing(smallest.strategy, smallest.checkpointing, selective=smallest.selective)
     size = format_gb(smallest.total_bytes)
-    return f" The smallest change that would: {smallest.what} ({then}, {size})."
+    may = "may" if smallest.tight else "would"
+    return f" The smallest change that {may}: {smallest.what} ({then}, {size})."
 
 
 _DOUBT = f"nine of ten published peaks lie within {format_percent(SPREAD)} of what is predicted"
@@ -194,91 +202,6 @@ def _ordered(advice: Advice) -> tuple[Candidate, ...]:
     return (chosen, *rest) if chosen else tuple(rest)
 
 
-LARGEST_FITTED_BATCH = 512
-SHOWN_CANDIDATES = 5
-
-
-class Found(msgspec.Struct, frozen=True):
-    """One combination that fits with its reserve: sequences of a GPU and micro-step, and what it reaches.
-
-    ``checkpointing`` is "off", "selective" or "on"; ``tokens_per_second`` counts all GPUs.
-    """
-
-    strategy: str
-    title: str
-    micro_batch: int
-    accumulation: int
-    checkpointing: str
-    total_bytes: float
-    step_ms: float
-    tokens_per_second: float
-
-
-def search(question: Question, request: PlanRequest) -> tuple[Found, ...]:
-    """The fastest combinations that fit, the fastest first.
-
-    The request's ``batch`` stays the same; ``None`` leaves that open, without accumulation. Raises
-    :class:`InputError` where no time can be predicted, as for an unknown GPU, and where the batch does not
-    divide over the GPUs.
-    """
-    batch = request.batch
-    if batch is not None and batch % question.gpus:
-        near = max(1, round(batch / question.gpus)) * question.gpus
-        raise InputError(
-            f"--batch {batch} does not divide evenly over {question.gpus} GPUs", f"nearest: --batch {near}"
-        )
-    found = []
-    for asked in _combinations(question, request, batch):
-        for one in _fitting(asked, request):
-            if one.step is None or one.tokens_per_second is None:
-                raise InputError(
-                    "the fastest micro-batch cannot be searched without predicted times",
-                    'name the GPU, as --gpu "NVIDIA L4", or the size: --micro-batch 1',
-                )
-            training = asked.training
-            found.append(
-                Found(
-                    strategy=one.strategy,
-                    title=one.title,
-                    micro_batch=training.micro_batch,
-                    accumulation=training.accumulation,
-                    checkpointing=training.checkpointing,
-                    total_bytes=one.total_bytes,
-                    step_ms=one.step.expected_ms,
-                    tokens_per_second=one.tokens_per_second,
-                )
-            )
-    # Of what is as fast to a percent, the one that takes less memory.
-    found.sort(key=lambda f: (-round(f.tokens_per_second / _best(found), 2), f.total_bytes))
-    return tuple(found[:SHOWN_CANDIDATES])
-
-
-def _best(found: list[Found]) -> float:
-    return max((f.tokens_per_second for f in found), default=1.0)
-
-
-def _combinations(question: Question, request: PlanRequest, batch: int | None) -> Iterator[Question]:
-    wanted = question.training.checkpointing
-    kinds: tuple[str, ...] = ("off", "on") if wanted == "auto" else (wanted,)
-    if wanted == "auto" and request.framework == "pytorch":
-        kinds = ("off", "selective", "on")
-    size = 1
-    while size <= LARGEST_FITTED_BATCH:
-        rounds = batch // question.gpus // size if batch else 1
-        if batch is None or (rounds and batch == rounds * size * question.gpus):
-            for kind in kinds:
-                yield question.changed(micro_batch=size, accumulation=rounds, checkpointing=kind)
-        size *= 2
-
-
-def _fitting(question: Question, request: PlanRequest) -> Iterator[Candidate]:
-    for strategy in usable(question, request):
-        if can_offload(strategy, question.training.offload) and can_train(strategy, question):
-            one = candidate(question, data_parallel(question, strategy.id), request)
-            if one.fits and not one.tight:
-                yield one
-
-
 class Advice(msgspec.Struct, frozen=True):
     """The answer: every strategy, best first; the chosen one with its reason, or what would make one fit."""
 
@@ -289,6 +212,7 @@ class Advice(msgspec.Struct, frozen=True):
     rule: str
     because: str
     changes: tuple[Change, ...]
+    alternatives: tuple[Alternative, ...]
     turning_points: tuple[str, ...]
     least: Candidate
     """Of the framework's strategies, the one that takes least."""
@@ -300,7 +224,7 @@ def advise(question: Question, request: PlanRequest) -> Advice:
     """Return the ranked strategies and the chosen one; raise :class:`InputError` for what cannot be."""
     check(question)
     if request.framework in PARALLEL_FRAMEWORKS:
-        check_layouts(question, request.framework)
+        check_layouts(question, request)
     if not offered(question, request):
         other = "all" if request.framework != "deepspeed" and question.gpus > 1 else "none"
         raise InputError(
@@ -314,7 +238,7 @@ def advise(question: Question, request: PlanRequest) -> Advice:
             "take --optimizer adamw, or leave out --offload",
         )
     if not candidates:
-        sequences = sequences_of_an_update(question, request)
+        sequences = update_of(question, request).sequences or "given"
         raise InputError(
             f"no layout divides the {sequences} sequences of an update evenly over {question.gpus} GPUs",
             f"take a multiple of the GPUs: --batch {question.gpus * question.training.micro_batch}",
@@ -322,12 +246,11 @@ def advise(question: Question, request: PlanRequest) -> Advice:
     chosen, rule, because = choose(candidates, question, request)
     asked = asked_for(candidates, question, request)
     # What else would fit, or where the answer turns, leaves the layout open.
-    left_open = replace(request, layout="", keeps_accumulation=False)
-    needed = () if chosen and not chosen.tight else tuple(changes(question, left_open))
+    left_open = replace(request, layout="", strategy="", keeps_accumulation=False)
+    needed = () if chosen and not chosen.tight else tuple(changes(question, left_open, tight=chosen is None))
     turning: tuple[str, ...] = ()
     if chosen is not None and chosen is not asked:
-        points = turning_points(question, left_open, chosen)
-        turning = (*points, *_layout(question, left_open, chosen))
+        turning = tuple(turning_points(question, left_open, chosen))
     own = [c for c in candidates if c.family in families(request.framework)]
     return Advice(
         question=question,
@@ -337,27 +260,17 @@ def advise(question: Question, request: PlanRequest) -> Advice:
         rule=rule,
         because=because,
         changes=needed,
+        alternatives=tuple(alternatives(question, left_open, _fastest(chosen, own))) if chosen else (),
         turning_points=turning,
         least=min(own, key=lambda c: c.total_bytes),
         faster=_faster(chosen, own, request) if chosen else None,
     )
 
 
-def _layout(question: Question, request: PlanRequest, chosen: Candidate) -> Iterator[str]:
-    """Yield the layout that is predicted a tenth faster than sharding over many GPUs, if there is one."""
-    own = STRATEGIES.get(chosen.strategy)
-    many = question.gpus >= MANY_GPUS and own is not None and "parameters" in own.split
-    if not many or chosen.step is None:
-        return
-    for best in rank(question, replace(request, framework="torchtitan"))[:1]:
-        if best.fits and not best.tight and best.step is not None:
-            less = 1 - best.step.expected_ms / chosen.step.expected_ms
-            if less > 0.1:
-                yield f"--framework torchtitan: {best.title}, a step predicted {format_percent(less)} shorter"
-
-
-MANY_GPUS = 64
-"""From so many GPUs on, an answer for other frameworks names a layout that is faster."""
+def _fastest(chosen: Candidate, own: list[Candidate]) -> Candidate:
+    """Of what fits as surely as the chosen one, what is predicted to be the fastest."""
+    fitting = (one for one in own if one.doubt <= chosen.doubt)
+    return max(fitting, key=lambda one: one.tokens_per_second or 0.0)
 
 
 def _faster(chosen: Candidate, own: list[Candidate], request: PlanRequest) -> Candidate | None:

@@ -209,6 +209,14 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """Sequences of all GPUs for each update, for layouts and for a search."""
     layout: str = ""
     """The layout that is asked about, as ``tp2-pp4-dp8``; empty where it is left open."""
+    overlaps: tuple[str, ...] | None = None
+    """What layouts send beside computation, of ``layouts.OVERLAPS``; ``None`` for what is usual."""
+    context_by: str = ""
+    """How layouts share a sequence, of ``layouts.CONTEXTS``; empty for what is usual."""
+    sequence_parallel: bool = True
+    """Whether tensor parallelism splits what is outside of its matrices, too."""
+    strategy: str = ""
+    """The strategy that a search found; empty where the decision rules choose."""
     keeps_micro_batch: bool = False
     """Whether layouts take the question's micro-batch; else they find their own."""
     keeps_accumulation: bool = False

@@ -145,6 +145,17 @@ class ModelShape(msgspec.Struct, frozen=True):
     assumed: bool = False
     step: OneStep | None = None
 
+    @property
+    def kv_heads(self) -> int:
+        """The heads of keys and values; latent attention has as many as there are of queries."""
+        head = max(1, self.q_width // max(1, self.heads))
+        return self.heads if self.kv_width % head else max(1, self.kv_width // head)
+
+    @property
+    def attention_width(self) -> int:
+        """The heads times the mean of what a key and a value have: of latent attention values are smaller."""
+        return self.kv_width if self.kv_heads == self.heads else self.q_width
+
 
 def shape_from_parameters(parameters: int) -> ModelShape:
     """Return a Llama-like shape of exactly so many parameters, for when nothing else is known.

@@ -18,7 +18,7 @@ from tracedoc.planner.hardware import Cluster, Gpu
 from tracedoc.planner.layouts import STRATEGIES, Layout, data_parallel, stage_blocks
 from tracedoc.planner.memory import frozen_bytes, largest_stage, model_states, optimizer_bytes, state_bytes
 from tracedoc.planner.setup import PRECISIONS, Question
-from tracedoc.planner.shape import OneStep
+from tracedoc.planner.shape import Linear, ModelShape, OneStep
 from tracedoc.planner.traffic import bandwidth, transfers
 
 PASSES_OVER_ACTIVATIONS = 9.2
@@ -40,21 +40,35 @@ CONTENTION_GBPS = 160.0
 FP8_SPEEDUP = 1.45
 """Gain of matrix products in 8 bits over 16, with the conversions that they need."""
 
-NARROW_SPREAD, WIDE_SPREAD = (0.94, 1.10), (0.72, 1.40)
+NARROW_SPREAD, WIDE_SPREAD = (0.91, 1.15), (0.72, 1.40)
 """Spread around the prediction, for GPUs of which runs are published and for others."""
-NARROW_SPLIT, WIDE_SPLIT = (0.80, 1.30), (0.65, 1.60)
-"""The same for frameworks that split a model in several ways."""
+WIDEST_RANGE = 1.5
+"""The most that the worst of a range is over its best, for GPUs of which runs are published."""
+NARROW_SPLIT, EXPERTS_SPLIT, WIDE_SPLIT = (0.83, 1.20), (0.87, 1.30), (0.65, 1.60)
+"""Spread of layouts: of dense models, of those with experts, and for GPUs of which no run is published.
 
+Published runs with experts are spread upwards: routing, launching and recomputation differ between recipes.
+"""
+
+NARROW_TRAFFIC = 1.9
+"""How often what a product moves more, as its matrices are cut, crosses the memory of the GPU.
+
+Its kernels have fewer tiles beside which it could hide. Fitted to torchtitan's and Megatron's published runs.
+"""
 MEGATRON_ATTENTION = 0.5
 """Share of the peak that Transformer Engine's attention reaches, fitted to NeMo's published runs."""
-DISPATCH_SECONDS = 2.6e-3
-"""What a block with experts takes beside in forward, whatever the micro-batch.
+MEGATRON_MATMUL = 1.09
+"""What Transformer Engine's products reach over what PyTorch's do, fitted to published runs in 16 bits."""
+LAUNCH_SECONDS, LAUNCH_EACH_SECONDS = 2.5e-3, 0.33e-3
+"""What the host needs to launch a block with experts, forward and backward, and each expert of a GPU.
 
-The host reads how many tokens each expert gets before it can launch what follows; the GPU is idle meanwhile.
-The median of what NeMo's six published runs of four such models took beside all else (make bench-plan).
+Fitted to published runs of Megatron with micro-batches of one sequence, which take it on any GPU.
 """
-FP8_RATE = 2.0
-"""How many times faster matrices are multiplied in 8 bits than in 16: the data sheets of GPUs that do."""
+FP8_RATE = 1.75
+"""How many times faster Transformer Engine multiplies matrices in 8 bits than in 16, conversions apart.
+
+Data sheets say twice. Fitted to published runs of Megatron.
+"""
 CONVERSION_BYTES = 6
 """What crosses the GPU's memory to convert a 16-bit number for 8-bit products: it is read for the largest
 value, read to be scaled, and written twice, as it is and transposed (Transformer Engine, current scaling)."""
@@ -73,8 +87,9 @@ class Step(msgspec.Struct, frozen=True):
 
     ``compute_ms``, ``optimizer_ms``, ``host_ms`` (what only the host does) and ``comm_ms`` are its parts.
     ``expected_ms`` counts the part of communication that published runs did not hide; ``best_ms`` and
-    ``worst_ms`` two thirds of that or all communication, and add the spread of the published runs. What
-    cannot hide is in all three: the first gather, the last reduction, and what follows the optimizer.
+    ``worst_ms`` two thirds of that or all communication, and add the spread of the published runs; those of
+    layouts add their spread alone. What cannot hide is in all three: the first gather, the last reduction,
+    and what follows the optimizer.
     """
 
     compute_ms: float
@@ -98,11 +113,12 @@ class Flops(msgspec.Struct, frozen=True):
         return self.matmul + self.attention
 
 
-def step_flops(question: Question, *, checkpointing: bool) -> tuple[Flops, Flops, Flops]:
+def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> tuple[Flops, Flops, Flops]:
     """Return the FLOPs of one micro-batch: forward, backward, and what checkpointing computes again.
 
     With adapters the weights' gradients are not computed: 4 FLOPs a parameter and token instead of 6. The
-    head and the loss are in no block and are not recomputed.
+    head and the loss are in no block and are not recomputed. Of the families, Megatron's selective
+    recomputation is that of attention alone.
     """
     model, training = question.model, question.training
     if model.step is not None:
@@ -110,11 +126,15 @@ def step_flops(question: Question, *, checkpointing: bool) -> tuple[Flops, Flops
     inside = max(0.0, 2.0 * (model.active_parameters - model.outside_parameters) * mean_tokens(question))
     linear = inside + 2.0 * min(model.active_parameters, model.outside_parameters) * training.tokens
     context = model.encoder_tokens or training.sequence
-    attention = 4.0 * model.blocks * model.attentions * model.q_width * context * mean_tokens(question)
+    attention = (
+        4.0 * model.blocks * model.attentions * model.attention_width * context * mean_tokens(question)
+    )
     forward = Flops(linear, attention)
     backward = Flops(linear * (1 if question.frozen else 2), 2 * attention)
     if not checkpointing:
         return forward, backward, Flops(0.0, 0.0)
+    if training.checkpointing == "selective" and family == "megatron":
+        return forward, backward, Flops(0.0, attention)
     if training.checkpointing == "selective":
         return forward, backward, Flops(inside * (1 - kept_matmuls(question)), 0.0)
     return forward, backward, Flops(inside, attention)
@@ -162,7 +182,7 @@ def predict(
     if parts is None:
         return None
     if measured_compute_ms is not None:
-        forward, backward, again = step_flops(question, checkpointing=checkpointing)
+        forward, backward, again = step_flops(question, checkpointing=checkpointing, family=layout.family)
         once = forward.total + backward.total
         each = measured_compute_ms / 1e3 / layout.rounds
         parts = [f.total / once * each for f in (forward, backward, again)]
@@ -173,26 +193,29 @@ def predict(
     each_round, last, after = sent
     fixed = optimizer + host + after + idle_ms / 1e3
     rounds, passes = layout.rounds, layout.rounds + layout.waits
-    dispatch = _dispatch(question, layout, checkpointing=checkpointing)
+    waited = max(0.0, _launched(question, layout, checkpointing=checkpointing) - compute)
 
     def step(shown: float, of: Callable[[_Sent], float]) -> float:
         # Where the link is the bottleneck, computation hides behind it.
-        computing = passes * (compute + dispatch + shown * of(each_round)) + shown * of(last)
+        # What travels once an update hides beside the first or last micro-batch alone.
+        once = max(shown * of(last), last.hideable - compute - waited)
+        computing = passes * (compute + waited + shown * of(each_round)) + once
         overlapped = max(computing, rounds * each_round.hideable + last.hideable)
         return fixed + overlapped + passes * each_round.unhidden + last.unhidden
 
-    narrow, wide = (
-        (NARROW_SPREAD, WIDE_SPREAD) if layout.strategy in STRATEGIES else (NARROW_SPLIT, WIDE_SPLIT)
-    )
-    low, high = narrow if gpu.matmul or measured_compute_ms is not None else wide
+    known = bool(gpu.matmul) or measured_compute_ms is not None or scale != 1.0
     comm = rounds * each_round.seconds + last.seconds + after
-    times = (rounds * compute, optimizer, host + rounds * dispatch, comm)
-    span = (
-        low * step(2 / 3, lambda sent: sent.exposed),
-        step(1.0, lambda sent: sent.exposed),
-        high * step(1.0, lambda sent: sent.seconds - sent.unhidden),
-    )
-    return Step(*(1e3 * t for t in (*times, *span)))
+    times = (rounds * compute, optimizer, host + rounds * waited, comm)
+    expected = step(1.0, lambda sent: sent.exposed)
+    if layout.strategy in STRATEGIES:
+        low, high = NARROW_SPREAD if known else WIDE_SPREAD
+        best = low * step(2 / 3, lambda sent: sent.exposed)
+        worst = high * step(1.0, lambda sent: sent.seconds - sent.unhidden)
+        worst = min(worst, max(WIDEST_RANGE * best, high * expected)) if known else worst
+    else:
+        narrow = EXPERTS_SPLIT if question.model.experts_met else NARROW_SPLIT
+        best, worst = (end * expected for end in (narrow if known else WIDE_SPLIT))
+    return Step(*(1e3 * t for t in (*times, best, expected, worst)))
 
 
 class _Sent(msgspec.Struct):
@@ -222,7 +245,7 @@ def _communication(
             after += taken
             continue
         sent = each if transfer.every_round else last
-        first = taken / transfer.calls if transfer.of_states else 0.0
+        first = taken / (1.0 if transfer.exposed else transfer.calls) if transfer.of_states else 0.0
         share = exposed_share(gbps) if transfer.exposed is None else transfer.exposed
         sent.seconds += taken
         sent.unhidden += first
@@ -249,13 +272,14 @@ def _computation(
     peak = gpu.half_tflops if precision.compute == 2 else gpu.fp32_tflops
     if peak is None:
         return None
-    flops = step_flops(question, checkpointing=checkpointing)
+    flops = step_flops(question, checkpointing=checkpointing, family=layout.family)
     converted = _conversions(question, layout, gpu, checkpointing=checkpointing)
     if utilisation is not None:
         return [*(f.total / (peak * 1e12 * utilisation) for f in flops), converted]
     faster = FP8_SPEEDUP if training.fp8 else 1.0
     shares = gpu.shares
     matmul, attention = peak * 1e12 * shares[0] * faster, peak * 1e12 * shares[1]
+    matmul = 1 / (1 / matmul + _narrower(question, layout) / (gpu.hbm_gbps * 1e9))
     forward, backward, again = (f.matmul / matmul + f.attention / attention for f in flops)
     again -= (1 - RECOMPUTED_MATMUL) * flops[2].matmul / matmul
     passes = PASSES_OVER_ACTIVATIONS * (COMPILED_PASSES if training.compiled else 1.0)
@@ -268,6 +292,38 @@ def _computation(
         moved += LOGIT_TRAFFIC_BYTES / EAGER_LOGIT_BYTES * model.step.beside(training.tokens)
     elementwise = moved / (gpu.hbm_gbps * 1e9)
     return [forward + elementwise / 3, backward + elementwise * 2 / 3, again, converted]
+
+
+def _narrower(question: Question, layout: Layout) -> float:
+    """The bytes that products of a layout move more for each FLOP, as their matrices are cut or are experts'.
+
+    A product of M x K by K x N moves 1/M + 1/N + 1/K numbers for each of its FLOPs. Those of matrices that
+    are not cut are in the fitted shares already; what an expert's move is held against a product of the
+    model's width.
+    """
+    model, training = question.model, question.training
+    if layout.strategy in STRATEGIES:
+        return 0.0
+    tokens, met = training.tokens / layout.context, max(1, model.experts_met)
+    moved = flops = 0.0
+    for matrix in model.linears:
+        sides = matrix.inputs, matrix.outputs
+        narrow, wide = sorted(sides) if matrix.count > 1 else _sides(matrix, model)
+        size = narrow * wide * (model.blocks if matrix.blocks is None else matrix.blocks)
+        cut = layout.tensor if matrix.count == 1 else layout.cut_experts
+        more = cut / narrow - 1 / (narrow if matrix.count == 1 else model.hidden)
+        if matrix.count > 1:
+            size *= met
+            more += matrix.count / (layout.expert * met * tokens) - 1 / tokens
+        moved, flops = moved + size * more, flops + size
+    number = 1.0 if training.fp8 else PRECISIONS[training.precision].compute
+    return NARROW_TRAFFIC * number / 2 * moved / flops if flops else 0.0
+
+
+def _sides(matrix: Linear, model: ModelShape) -> tuple[int, int]:
+    """The side of a matrix that tensor parallelism cuts, and that of the residual stream."""
+    own = matrix.inputs == model.hidden
+    return (matrix.outputs, matrix.inputs) if own else (matrix.inputs, matrix.outputs)
 
 
 def _update(question: Question, layout: Layout, hbm_gbps: float) -> tuple[float, float]:
@@ -300,6 +356,7 @@ def _with_its_kernels(gpu: Gpu, question: Question, layout: Layout) -> Gpu:
     if layout.family != "megatron" or not gpu.fp8:
         return gpu
     matmul, attention = gpu.shares
+    matmul *= MEGATRON_MATMUL
     if question.training.fp8:
         matmul *= FP8_RATE / FP8_SPEEDUP
     return replace(gpu, matmul=matmul, attention=max(MEGATRON_ATTENTION, attention))
@@ -323,15 +380,14 @@ def _conversions(question: Question, layout: Layout, gpu: Gpu, *, checkpointing:
     return numbers * CONVERSION_BYTES / (gpu.hbm_gbps * 1e9)
 
 
-def _dispatch(question: Question, layout: Layout, *, checkpointing: bool) -> float:
-    """The seconds that the host holds up the blocks of a stage with experts, for each micro-batch.
-
-    PyTorch's grouped products need no counts on the host: in torchtitan only sending tokens does.
-    """
-    counted = question.model.experts_met if layout.family == "megatron" else layout.expert > 1
+def _launched(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+    """The seconds that the host needs to launch the blocks of a stage with experts, for a micro-batch."""
+    if layout.family != "megatron" or not question.model.experts_met:
+        return 0.0
     again = checkpointing and question.training.checkpointing != "selective"
     _, blocks, _ = stage_blocks(question.model.blocks, layout)
-    return blocks * DISPATCH_SECONDS * (2 if again else 1) if counted else 0.0
+    experts = max(matrix.count for matrix in question.model.linears) / layout.expert
+    return blocks * (LAUNCH_SECONDS + experts * LAUNCH_EACH_SECONDS) * (4 / 3 if again else 1)
 
 
 def _slowest(question: Question, layout: Layout) -> float:

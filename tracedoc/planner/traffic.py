@@ -13,7 +13,7 @@ from math import ceil
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.planner.hardware import Cluster, LinkKind
+from tracedoc.planner.hardware import Cluster
 from tracedoc.planner.layouts import Layout, stage_blocks
 from tracedoc.planner.memory import Weights, frozen_bytes, largest_stage, state_bytes
 from tracedoc.planner.setup import PRECISIONS, Question
@@ -24,8 +24,8 @@ DDP_BUCKET_BYTES = 25 << 20
 MEGATRON_BUCKET = 40e6
 """Gradients that Megatron reduces in a call."""
 
-MEGATRON_EXPOSED = 0.5
-"""Share of tensor parallelism's communication that ``--tp-comm-overlap`` does not hide.
+OVERLAP_EXPOSED = 0.4
+"""Share of tensor parallelism's communication that is not hidden where it is overlapped.
 
 Fitted to NeMo's published runs (make bench-plan); taken for experts' all-to-all where it is overlapped.
 """
@@ -72,7 +72,9 @@ class Transfer(msgspec.Struct, frozen=True):
 def transfers(question: Question, layout: Layout, *, checkpointing: bool = False) -> tuple[Transfer, ...]:
     """The collectives of one update, those of one micro-batch where they travel in every round."""
     every = (*_of_states(question, layout), *_of_work(question, layout, checkpointing=checkpointing))
-    return tuple(one for one in every if one.group > 1 and one.size)
+    alone = () if "data" in layout.overlapped else ("data", "experts' data")
+    shown = (replace(one, exposed=1.0) if one.what in alone else one for one in every)
+    return tuple(one for one in shown if one.group > 1 and one.size)
 
 
 def _of_states(question: Question, layout: Layout) -> Iterator[Transfer]:
@@ -109,10 +111,10 @@ def _zero_1_and_2(question: Question, layout: Layout, weights: Weights) -> Itera
 
 def _data_groups(layout: Layout, weights: Weights) -> tuple[tuple[str, float, int, int], ...]:
     """The weights that are sharded over the same GPUs: their name and number, the GPUs, how far apart."""
-    tensor, expert = layout.tensor, layout.expert
+    apart = layout.expert * layout.cut_experts
     return (
-        ("data", weights.dense, layout.shards, tensor),
-        ("experts' data", weights.experts, layout.shards // expert, tensor * expert),
+        ("data", weights.dense, layout.shards, layout.tensor),
+        ("experts' data", weights.experts, layout.expert_shards, apart),
     )
 
 
@@ -156,23 +158,48 @@ def _gathered_by_unit(question: Question, layout: Layout, weights: Weights) -> I
 def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iterator[Transfer]:
     """What the GPUs that share the work of a block, or its stages, send each other for a micro-batch."""
     training, model = question.training, question.model
-    c, megatron = PRECISIONS[training.precision].compute, layout.family == "megatron"
-    tensor, context = layout.tensor, layout.context
+    c, tensor, context = PRECISIONS[training.precision].compute, layout.tensor, layout.context
     _, blocks, _ = stage_blocks(model.blocks, layout)
     stream = training.tokens / context * model.hidden * c
     passes = 3 if checkpointing and training.checkpointing != "selective" else 2
     calls = blocks * 4 * passes
-    shown = MEGATRON_EXPOSED if megatron else 1.0
+    shown = OVERLAP_EXPOSED if "tensor" in layout.overlapped else 1.0
     yield Transfer("tensor", "all-gather", "forward", calls, calls * stream, tensor, exposed=shown)
-    keys, calls = 2 * model.kv_width / tensor * training.tokens * c, blocks * (passes + 1)
-    yield Transfer("context", "all-gather", "forward", calls, calls * keys, context, tensor)
+    yield _of_a_sequence(question, layout, blocks, passes)
     met = training.tokens / layout.split_work * max(1, model.experts_met) * model.hidden * c
-    calls, shown = blocks * 2 * passes, MEGATRON_EXPOSED if overlaps_experts(question, layout) else 1.0
+    calls, shown = blocks * 2 * passes, OVERLAP_EXPOSED if overlaps_experts(question, layout) else 1.0
     yield Transfer(
-        "expert", "all-to-all", "forward", calls, calls * met, layout.expert, tensor, exposed=shown
+        "expert",
+        "all-to-all",
+        "forward",
+        calls,
+        calls * met,
+        layout.expert,
+        layout.cut_experts,
+        exposed=shown,
     )
     edges, apart = 2 * layout.chunks, question.gpus // layout.pipeline
     yield Transfer("pipeline", "send", "forward", edges, edges * stream / tensor, layout.pipeline, apart)
+
+
+def _of_a_sequence(question: Question, layout: Layout, blocks: int, passes: int) -> Transfer:
+    """What the GPUs of a sequence send: keys and values of it all, or heads in exchange for tokens.
+
+    An exchange gathers queries, keys and values of a part of the heads, and gives their results back;
+    attention waits for it (Jacobs et al. 2023, arXiv 2309.14509). What goes round is sent beside attention.
+    """
+    model, tokens = question.model, question.training.tokens
+    each = PRECISIONS[question.training.precision].compute * tokens / layout.tensor
+    group, apart = layout.context, layout.tensor
+    if layout.shares_context == "all-to-all":
+        calls, size = blocks * 2 * passes, 2 * (model.q_width + model.kv_width) * each / group
+        return Transfer(
+            "context", "all-to-all", "forward", calls, blocks * passes * size, group, apart, exposed=1.0
+        )
+    calls = blocks * (passes + 1)
+    return Transfer(
+        "context", "all-gather", "forward", calls, calls * 2 * model.kv_width * each, group, apart
+    )
 
 
 def sent_in_an_update(question: Question, layout: Layout, *, checkpointing: bool) -> float:
@@ -190,14 +217,10 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     The GPUs between those of a ring have rings of their own, which share the adapters. In an all-to-all
     between nodes all GPUs of a node do.
     """
-
-    def reached(link: LinkKind) -> float:
-        return link.gbps * link.efficiency
-
     inside, across = cluster.inside, cluster.across
     group, distance, local = transfer.group, transfer.distance, question.gpus_per_node
     if not _spans_nodes(question, group, distance):
-        return (reached(inside), inside.latency_us * 1e-6) if inside else None
+        return (inside.reached(group * distance), inside.latency_us * 1e-6) if inside else None
     several = distance < local  # of the group are in a node
     if across is None or (inside is None and several):
         return None
@@ -205,9 +228,10 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     latency = across.latency_us * 1e-6 * max(0.25, group / 32)
     if transfer.op == "all-to-all" and inside is not None:
         away = (group - max(1, local // distance)) / (group - 1)
-        return 1 / (away * local / reached(across) + (1 - away) / reached(inside)), latency
-    shared = reached(across) / min(distance, local)
-    return (min(shared, reached(inside)) if inside and several else shared), latency
+        each = across.reached(local) / local
+        return 1 / (away / each + (1 - away) / inside.reached(local)), latency
+    shared = across.reached(local) / min(distance, local)
+    return (min(shared, inside.reached(local)) if inside and several else shared), latency
 
 
 def _spans_nodes(question: Question, group: int, distance: int) -> bool:
@@ -220,5 +244,6 @@ def overlaps_experts(question: Question, layout: Layout) -> bool:
     Its pipelines have to be interleaved for that.
     """
     interleaved = layout.pipeline == 1 or layout.chunks > 1
-    apart = _spans_nodes(question, layout.expert, layout.tensor)
-    return layout.family == "megatron" and layout.expert > 1 and apart and interleaved
+    apart = _spans_nodes(question, layout.expert, layout.cut_experts)
+    able = layout.family == "megatron" and "expert" in layout.overlapped
+    return able and layout.expert > 1 and apart and interleaved

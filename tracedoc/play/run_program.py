@@ -275,6 +275,7 @@ class Gathering:
             "cause_to": program.cause_to + np.where(to_host, point, event),
             "doing_point": program.doing_point + point,
             "offload_event": program.offload_event + event,
+            "waste_event": program.waste_event + event,
         }
         for name, column in self._columns.items():
             column.add(narrow(moved[name] if name in moved else getattr(program, name)))

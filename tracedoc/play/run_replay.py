@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.play.joins import join_run
 from tracedoc.play.path import Path, find_whole_path
@@ -101,6 +102,22 @@ def replay_closest(run: RunView) -> RunReplay | Refusal:
     return min(made, key=lambda one: one.model_error_frac) if made else found[0]
 
 
+def replay_other(run: RunView, first: RunReplay, step: int) -> RunReplay | Refusal:
+    """Replay another step of the ranks of a replay, which answers refer to by its own length."""
+    representative = run.representative_digest
+    assert representative is not None
+    ranks = first.base[Scenario.LIKELY].program.layout.ranks
+    having = [one.rank for one in run.digests if any(step == program.step for program in one.programs)]
+    if having != list(ranks):
+        return Refusal(f"other ranks have step {step}")
+    found = _replay_of(run, representative, step)
+    if isinstance(found, Refusal):
+        return found
+    return replace(
+        found, step_ms=found.base[Scenario.LIKELY].program.layout.notes[found.subject].step_ns / 1e6
+    )
+
+
 def _replay_of(
     run: RunView, representative: RankDigest, step: int, *, lenient: bool = False
 ) -> RunReplay | Refusal:
@@ -132,7 +149,7 @@ def _replay_of(
             return found if isinstance(once, Refusal) else once
         return found
     except Cyclic:
-        return Refusal("what its events wait for is contradictory")
+        return Refusal("the recorded dependencies contradict each other")
 
 
 def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:

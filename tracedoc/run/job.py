@@ -6,6 +6,8 @@ Standard library only.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,10 +153,14 @@ class RankJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the ranks of a run recorded, in rank order; ``limits`` are files of theirs that are not used."""
+    """What the ranks of a run recorded, in rank order; ``limits`` are files of theirs that are not used.
+
+    ``command`` is the line that started it, "" where it is not known; what may be a secret in it is ``***``.
+    """
 
     ranks: tuple[RankJob, ...]
     limits: tuple[Limit, ...] = ()
+    command: str = ""
 
     @property
     def sources(self) -> dict[int, str]:
@@ -178,7 +184,26 @@ def read_job(manifest: Manifest | None) -> Job | None:
         _rank(entry, unusable, with_log=number < MAX_LOGS) for number, entry in enumerate(manifest.ranks)
     ]
     known = tuple(rank for rank in ranks if rank is not None)
-    return Job(known, tuple(_limits(unusable))) if known else None
+    command = _texts(manifest.nodes[0], "command") if manifest.nodes else ()
+    return Job(known, tuple(_limits(unusable)), _command_line(command)) if known else None
+
+
+_SECRET = re.compile(r"(--?)?[\w-]*(key|token|secret|password)", re.IGNORECASE)
+
+
+def _command_line(words: Sequence[str]) -> str:
+    """A command as a shell takes it, without the values of options that are named like a secret."""
+    shown: list[str] = []
+    hides = False
+    for word in words:
+        name, given, _ = word.partition("=")
+        secret = _SECRET.fullmatch(name) is not None
+        if hides and not word.startswith("-"):
+            shown.append("***")
+        else:
+            shown.append(f"{name}=***" if secret and given else shlex.quote(word))
+        hides = secret and not given and word.startswith("-")
+    return " ".join(shown)
 
 
 def _limits(unusable: Sequence[str]) -> Iterator[Limit]:
@@ -406,6 +431,7 @@ BLOCKS, BLOCK_PARAMETERS, BLOCK_CLASS = "blocks", "parameters of a block", "clas
 HELD_DTYPE, MIXED_PRECISION = "type of parameters", "mixed precision"
 OPTIMIZER, CHECKPOINTING = "optimizer", "gradient checkpointing"
 MICRO_BATCH, SEQUENCE = "sequences of a micro-batch", "tokens of a sequence"
+BATCH_SAMPLES = "samples of a batch"
 
 _LONGEST_SETTING = 100
 
@@ -450,10 +476,18 @@ def _mixed_precision(framework: Entry) -> object:
     return next((short for short in ("bf16", "fp16") if said == short or trainer.get(short) is True), None)
 
 
-def _batch(part: Entry) -> tuple[tuple[str, object], ...]:
-    """Return the shape of the first tensor of whole numbers with two dimensions: the ids of tokens."""
-    for tensor in _entries(part, "batch"):
+def _batch(part: Entry) -> Iterator[tuple[str, object]]:
+    """Yield the length of a batch if all its tensors have it, and the shape of its ids of tokens.
+
+    These are the first tensor of whole numbers with two dimensions.
+    """
+    tensors = _entries(part, "batch")
+    shapes = [shape for one in tensors if isinstance(shape := one.get("shape"), list) and shape]
+    if shapes and len({str(shape[0]) for shape in shapes}) == 1:
+        yield BATCH_SAMPLES, shapes[0][0]
+    for tensor in tensors:
         shape, dtype = tensor.get("shape"), str(tensor.get("dtype"))
         if isinstance(shape, list) and len(shape) == 2 and dtype.endswith(("int64", "int32")):
-            return (MICRO_BATCH, shape[0]), (SEQUENCE, shape[1])
-    return ()
+            yield MICRO_BATCH, shape[0]
+            yield SEQUENCE, shape[1]
+            return

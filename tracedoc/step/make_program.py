@@ -16,7 +16,8 @@ from tracedoc.step.cpu_program import CpuGraph, build_cpu_program
 from tracedoc.step.events import DeviceEvents
 from tracedoc.step.graph import StepGraph
 from tracedoc.step.notes import longest_lags, with_doings, with_offloading, with_units
-from tracedoc.step.program import TO_HOST, Call, Doing, RankProgram, TooLong, Unplayable
+from tracedoc.step.program import TO_HOST, Call, Cause, Doing, RankProgram, TooLong, Unplayable
+from tracedoc.step.waste import with_waste
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.launches import NO_ROW, Rows
@@ -65,6 +66,7 @@ def build_program(
     program = _assembled(graph, window, events, slice(first, last), following, columns, periodic=periodic)
     starts = calls.start_ns[first:last]
     program = with_doings(with_units(program, graph.timeline), graph.doings, starts)
+    program = with_waste(program, graph.waste, events)
     if position is not None and Doing.OFFLOADED in graph.doings:
         program = with_offloading(program, graph.timeline, device, events, position=position)
     if window.complete and not periodic and last > first:
@@ -226,9 +228,11 @@ def _waits_of(
     here = local[waits.source]
     source = np.where(here >= 0, here, earlier[waits.source])
     kept = np.flatnonzero(inside & (source >= 0))
-    # What a call waited for ran before the step: its time is the call's own.
+    # What a call waited for ran before the step: its time is the call's own. A launch that waits for room
+    # since more than a step runs as far ahead in every step: it does not keep the host from running on.
     own = waits.own_ns[span].copy()
-    orphans = difference(target[inside & to_host], target[kept][to_host[kept]])
+    held = inside & to_host & ((waits.kind != Cause.QUEUE) | (position is None))
+    orphans = difference(target[held], target[kept][to_host[kept]])
     own[orphans - span.start] = graph.calls.end_ns[orphans] - graph.calls.start_ns[orphans]
     delay: Int64Array = device.delay[events].copy()
     starts = kept[~to_host[kept]]

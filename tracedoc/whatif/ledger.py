@@ -1,10 +1,11 @@
-"""Make the ledger of a run: play its step without each cause, and split what all of them cost."""
+"""Make the ledger of a run: play its steps without each cause, and split what all of them cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
 from tracedoc.ledger import Ledger, LedgerCause, Range
@@ -14,9 +15,18 @@ from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.ledger_causes import Family, find_families
 from tracedoc.whatif.ledger_places import code_of, place_of, ranks_of
-from tracedoc.whatif.ledger_steps import StepsApart, late_error_ms, late_over_steps, recurring_ms, steps_apart
+from tracedoc.whatif.ledger_steps import (
+    StepsApart,
+    clock_error_ms,
+    late_error_ms,
+    late_over_steps,
+    mean_error,
+    other_steps,
+    recurring_ms,
+    steps_apart,
+)
 from tracedoc.whatif.predictions import WIDENING, run_replay
-from tracedoc.whatif.removal import Removal, without
+from tracedoc.whatif.removal import OverSteps, Removal, without
 
 SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split; no range is played for such causes."""
@@ -46,10 +56,10 @@ class Entry(msgspec.Struct, frozen=True):
     id: str
     share: float
     weights: Weights
-    removals: tuple[Removal, ...]
+    removals: tuple[OverSteps, ...]
     of_whole: float = 1.0
     """What it is of its removals' gain: what remains of a family is a part of what the family gives."""
-    members: Mapping[str, Removal] = {}
+    members: Mapping[str, OverSteps] = {}
     """Of what remains of a family: the members that it is without, by id."""
 
 
@@ -62,34 +72,58 @@ def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, flo
 
 
 class Plays:
-    """Plays a run's step without some causes, in one scenario, and knows what was played."""
+    """Plays the steps of a run without some causes, in one scenario, and knows what was played."""
 
-    def __init__(self, replay: RunReplay, scenario: Scenario) -> None:
-        self._replay, self._base = replay, replay.base[scenario]
-        self._scale = _steps_played(replay) * 1e6
-        self._known: dict[frozenset[int], float] = {frozenset(): 0.0}
+    def __init__(self, replays: Sequence[RunReplay], scenario: Scenario) -> None:
+        self._steps = [_StepPlays(replay, scenario) for replay in replays]
 
-    def gains(self, asked: Sequence[Iterable[Removal]]) -> list[float]:
-        """How much shorter the step is without each of several lists of removals, in ms."""
+    def gains(self, asked: Sequence[Iterable[OverSteps]]) -> list[float]:
+        """How much shorter the mean step is without each of several lists of causes, in ms."""
+        return [sum(gains) / len(gains) for gains in self.by_step(asked)]
+
+    def by_step(self, asked: Sequence[Iterable[OverSteps]]) -> list[tuple[float, ...]]:
+        """How much shorter each step is without each of several lists of causes, in ms."""
         lists = [tuple(one) for one in asked]
-        keys = [frozenset(map(id, one)) for one in lists]
-        new = {key: one for key, one in zip(keys, lists, strict=True) if key not in self._known}
-        for key, step_ns in zip(new, self._steps(list(new.values())), strict=True):
-            self._known[key] = max(self._base.step_ns - step_ns, 0.0) / self._scale
-        return [self._known[key] for key in keys]
+        found = [
+            step.gains([[part for one in each if (part := one.steps[place]) is not None] for each in lists])
+            for place, step in enumerate(self._steps)
+        ]
+        return list(zip(*found, strict=True))
 
-    def more(self, given: Iterable[Removal], taken: Iterable[Removal]) -> float:
-        """How much shorter the step is without what is taken, where what is given is gone; in ms."""
+    def more(self, given: Iterable[OverSteps], taken: Iterable[OverSteps]) -> float:
+        """How much shorter the mean step is without what is taken, where what is given is gone; in ms."""
         before = tuple(given)
         with_both, without = self.gains([(*before, *taken), before])
         return max(with_both - without, 0.0)
 
     @property
     def base_ms(self) -> float:
+        """The mean step without a change."""
+        return sum(one.base_ms for one in self._steps) / len(self._steps)
+
+
+class _StepPlays:
+    """Plays one step."""
+
+    def __init__(self, replay: RunReplay, scenario: Scenario) -> None:
+        self._replay, self._base = replay, replay.base[scenario]
+        self._scale = _steps_played(replay) * 1e6
+        self._known: dict[frozenset[int], float] = {frozenset(): 0.0}
+
+    def gains(self, lists: Sequence[Sequence[Removal]]) -> list[float]:
+        """How much shorter the step is without each of several lists of removals, in ms."""
+        keys = [frozenset(map(id, one)) for one in lists]
+        new = {key: one for key, one in zip(keys, lists, strict=True) if key not in self._known}
+        for key, step_ns in zip(new, self._played(list(new.values())), strict=True):
+            self._known[key] = max(self._base.step_ns - step_ns, 0.0) / self._scale
+        return [self._known[key] for key in keys]
+
+    @property
+    def base_ms(self) -> float:
         """The step without a change."""
         return self._base.step_ns / self._scale
 
-    def _steps(self, lists: list[tuple[Removal, ...]]) -> list[float]:
+    def _played(self, lists: list[Sequence[Removal]]) -> list[float]:
         player, base = self._replay.player, self._base.program
         width = player.together(base)
         found: list[float] = []
@@ -101,9 +135,9 @@ class Plays:
                 found += [self._lone(one) for one in some]
         return found
 
-    def _lone(self, removals: tuple[Removal, ...]) -> float:
+    def _lone(self, removals: Sequence[Removal]) -> float:
         """The step without causes one of which may make something wait for itself: that one stays."""
-        for kept in (removals, tuple(one for one in removals if one.rewired is None)):
+        for kept in (removals, [one for one in removals if one.rewired is None]):
             try:
                 (played,) = self._replay.player.play([without(self._base.program, kept)])
             except Cyclic:
@@ -126,17 +160,17 @@ def _steps_played(replay: RunReplay) -> float:
     return max(note.span_ns / 1e6 / replay.step_ms, 1e-9) if alone and replay.step_ms else 1.0
 
 
-def ledger_replay(run: RunView) -> RunReplay | Refusal:
-    """The replay that the ledger stands on: also of captures for which fixes are not predicted."""
+def _first_replay(run: RunView) -> RunReplay | Refusal:
+    """The replay of the step that stands for the run: also where fixes are not predicted."""
     found = run_replay(run)
     return replay_closest(run) if isinstance(found, Refusal) else found
 
 
 class _Book(msgspec.Struct, frozen=True):
-    """A ledger with what it was made of: the replay, and its causes as they stand in the replayed step."""
+    """A ledger with what it was made of: replays of steps, and its causes as they stand in these."""
 
     ledger: Ledger
-    replay: RunReplay | None = None
+    replays: tuple[RunReplay, ...] = ()
     entries: tuple[Entry, ...] = ()
     plays: Mapping[Scenario, Plays] = {}
 
@@ -153,7 +187,7 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     """
     book = _book(run)
     causes = {one.id: one for one in book.ledger.causes if one.id in ids}
-    if book.replay is None or not causes:
+    if not book.replays or not causes:
         return None
     if len(causes) == 1:
         return next(iter(causes.values())).alone_ms
@@ -164,14 +198,15 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     single = [one.alone_ms for one in causes.values()]
     least, likely = max(low for low, _, _ in single), max(likely for _, likely, _ in single)
     likely = max(gains[Scenario.LIKELY], likely)
-    spread = min(WIDENING * book.replay.model_error_frac * book.replay.step_ms, likely)
+    spread = min(_error_ms(book.replays), likely)
     late = [name for name in causes if name.startswith(RANKS)]
     if late:
         spread += late_error_ms(run)
     low, high = max(min(gains.values()) - spread, least), max(gains.values()) + spread
     if len(late) == len(causes):
         low, likely, high = _recurring(run, (low, likely, high))
-    return min(low, likely), likely, max(min(high, book.ledger.step_ms), likely)
+    most = max(book.ledger.step_ms - book.ledger.ideal_ms, *gains.values())
+    return min(low, likely), likely, max(min(high, most, book.ledger.step_ms), likely)
 
 
 def _together(plays: Plays, entries: Sequence[Entry]) -> float:
@@ -192,27 +227,32 @@ def _together(plays: Plays, entries: Sequence[Entry]) -> float:
     return max(gain, 0.0)
 
 
-def _taken_by(entries: Iterable[Entry]) -> list[Removal]:
+def _error_ms(replays: Sequence[RunReplay]) -> float:
+    """By how much what is predicted for the mean step may be wrong, as the replays' own errors say."""
+    return WIDENING * sum(one.model_error_frac * one.step_ms for one in replays) / len(replays)
+
+
+def _taken_by(entries: Iterable[Entry]) -> list[OverSteps]:
     """The removals of some causes, each once: some belong to a family and to a member of it."""
     return list({id(removal): removal for one in entries for removal in one.removals}.values())
 
 
 @once
 def _book(run: RunView) -> _Book:
-    replay = ledger_replay(run)
-    if isinstance(replay, Refusal):
-        return _Book(Ledger(reason=replay.reason))
-    by_scenario = {scenario: Plays(replay, scenario) for scenario in Scenario}
+    first = _first_replay(run)
+    if isinstance(first, Refusal):
+        return _Book(Ledger(reason=first.reason))
+    replays = (first, *other_steps(run, first))
+    by_scenario = {scenario: Plays(replays, scenario) for scenario in Scenario}
     plays = by_scenario[Scenario.LIKELY]
-    families = find_families(run, replay, replay.base[Scenario.LIKELY].program)
+    families = find_families(run, replays)
     entries, total = _entries(plays, families)
     (late_ms,) = plays.gains([families[RANKS].whole if RANKS in families else ()])
-    apart = steps_apart(run, replay.step, plays.base_ms, late_ms) or StepsApart(
-        replay.step_ms, (replay.step,)
-    )
-    causes = _with_apart(_told(run, replay, by_scenario, entries), apart)
-    causes = [_late(run, one) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
+    played = tuple(one.step for one in replays)
+    apart = steps_apart(run, played, plays.base_ms, late_ms) or StepsApart(first.step_ms, played)
+    causes = _with_apart(_told(run, replays, by_scenario, entries), apart)
     shares = sum(one.share_ms for one in causes)
+    causes = [_late(run, one, shares) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     if shares > apart.step_ms:  # a replay that takes longer than the step
         causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
         shares = apart.step_ms
@@ -222,12 +262,12 @@ def _book(run: RunView) -> _Book:
         unexplained_ms=apart.step_ms - shares - (plays.base_ms - total),
         causes=tuple(sorted(causes, key=lambda one: (-one.share_ms, one.id))),
         steps=apart.steps,
-        confidence=replay.confidence,
+        confidence=first.confidence,
     )
-    return _Book(ledger, replay, tuple(entries), by_scenario)
+    return _Book(ledger, replays, tuple(entries), by_scenario)
 
 
-def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry], float]:
+def _entries(plays: Plays, families: Mapping[str, Family[OverSteps]]) -> tuple[list[Entry], float]:
     """The causes of all families, and how much shorter the step is without any of them, in ms."""
     if not families:
         return [], 0.0
@@ -249,14 +289,14 @@ def _entries(plays: Plays, families: Mapping[str, Family]) -> tuple[list[Entry],
     return entries, total
 
 
-def _others(families: Mapping[str, Family], name: str) -> list[Removal]:
+def _others(families: Mapping[str, Family[OverSteps]], name: str) -> list[OverSteps]:
     """What all families take but one, and those that come after it."""
     kept = [family for other, family in families.items() if other != name and family.after != name]
     return [one for family in kept for one in family.whole]
 
 
 def _of_family(
-    plays: Plays, family: Family, whole: Weights, share: float, others: list[Removal]
+    plays: Plays, family: Family[OverSteps], whole: Weights, share: float, others: list[OverSteps]
 ) -> list[Entry]:
     """The causes of one family, which split its share: its members, and what remains of it without them."""
     names = list(family.members)
@@ -297,14 +337,17 @@ def _of_family(
 
 
 def _told(
-    run: RunView, replay: RunReplay, by_scenario: Mapping[Scenario, Plays], entries: list[Entry]
+    run: RunView,
+    replays: Sequence[RunReplay],
+    by_scenario: Mapping[Scenario, Plays],
+    entries: list[Entry],
 ) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
     plays = by_scenario[Scenario.LIKELY]
-    program = replay.base[Scenario.LIKELY].program
+    programs = [one.base[Scenario.LIKELY].program for one in replays]
     least_ms = SPLIT_FROM * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
-    ranges = _ranges(replay, by_scenario, large)
+    ranges = _ranges(_error_ms(replays), by_scenario, large)
     partners = find_partners(plays, large)
     return [
         LedgerCause(
@@ -312,36 +355,38 @@ def _told(
             share_ms=one.share,
             alone_ms=ranges.get(one.id, (one.weights.alone,) * 3),
             last_ms=one.weights.last,
-            ranks=_ranks(run, program, one) if one in large else (),
-            place=(code_of(run, one.id) or place_of(program, one.removals)) if one in large else "",
+            ranks=_ranks(run, programs, one) if one in large else (),
+            place=(code_of(run, one.id) or place_of(programs, one.removals)) if one in large else "",
             partner=partners.get(one.id, ""),
         )
         for one in entries
     ]
 
 
-def _ranks(run: RunView, program: RunProgram, entry: Entry) -> tuple[int, ...]:
-    """The ranks that a cause is seen on, if not on all: in the replayed step, and those late in others."""
+def _ranks(run: RunView, programs: Sequence[RunProgram], entry: Entry) -> tuple[int, ...]:
+    """The ranks that a cause is seen on, if not on all: in the replayed steps, and those late in others."""
     if entry.id == "pipeline.imbalance":
-        return ranks_of(program, entry.removals)
+        return ranks_of(programs, entry.removals)
     if not entry.id.startswith(RANKS):
         return ()
-    return tuple(sorted({*ranks_of(program, entry.removals), *late_over_steps(run, entry.id)}))
+    return tuple(sorted({*ranks_of(programs, entry.removals), *late_over_steps(run, entry.id)}))
 
 
-def _ranges(
-    replay: RunReplay, by_scenario: Mapping[Scenario, Plays], entries: list[Entry]
-) -> dict[str, Range]:
-    """What each cause gives alone in all scenarios, in ms; wider by a share of the replay's own error."""
-    gains = [
-        by_scenario[scenario].gains([one.removals for one in entries])
-        for scenario in (Scenario.FAST, Scenario.SLOW)
-    ]
+def _ranges(error_ms: float, by_scenario: Mapping[Scenario, Plays], entries: list[Entry]) -> dict[str, Range]:
+    """What each cause gives alone in all scenarios, in ms; wider by the replays' own error.
+
+    And by what few steps leave open of the mean of many; what late ranks cost is known of all steps.
+    """
+    asked = [one.removals for one in entries]
+    gains = [by_scenario[scenario].gains(asked) for scenario in (Scenario.FAST, Scenario.SLOW)]
+    of_steps = by_scenario[Scenario.LIKELY].by_step(asked)
     found: dict[str, Range] = {}
     for place, one in enumerate(entries):
         likely = one.weights.alone
         outer = [likely, *(each[place] * one.of_whole for each in gains)]
-        spread = min(WIDENING * replay.model_error_frac * replay.step_ms, likely)
+        spread = min(error_ms, likely)
+        if not one.id.startswith(RANKS):
+            spread += one.of_whole * mean_error(np.array(of_steps[place]))
         found[one.id] = (max(min(outer) - spread, 0.0), likely, max(outer) + spread)
     return found
 
@@ -373,13 +418,16 @@ def _recurring(run: RunView, alone_ms: Range) -> Range:
     return (min(low, surely), min(likely, recurs), high) if recurs else alone_ms
 
 
-def _late(run: RunView, cause: LedgerCause) -> LedgerCause:
-    """A cause of late ranks whose range holds what clocks and few steps leave open."""
+def _late(run: RunView, cause: LedgerCause, most_ms: float) -> LedgerCause:
+    """A cause of late ranks whose range holds what clocks and few steps leave open.
+
+    It is at most what all causes cost, as far as clocks tell that.
+    """
     if not cause.id.startswith(RANKS) or cause.alone_ms[1] <= 0:
         return cause
-    error = late_error_ms(run)
+    error, most_ms = late_error_ms(run), most_ms + clock_error_ms(run)
     low, likely, high = _recurring(run, cause.alone_ms)
-    return replace(cause, alone_ms=(max(low - error, 0.0), likely, high + error))
+    return replace(cause, alone_ms=(max(low - error, 0.0), likely, max(min(high + error, most_ms), high)))
 
 
 def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:

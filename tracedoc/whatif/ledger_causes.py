@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Cause, Doing, Group
+from tracedoc.step.program import Call, Cause, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
+from tracedoc.whatif.changes.kernels import WASTES
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
@@ -35,26 +37,54 @@ from tracedoc.whatif.even_ranks import (
     pauses,
     spent,
 )
-from tracedoc.whatif.removal import Removal, Times
+from tracedoc.whatif.removal import OverSteps, Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
 
-class Family(msgspec.Struct, frozen=True, eq=False):
+T = TypeVar("T")
+
+
+class Family(msgspec.Struct, Generic[T], frozen=True, eq=False):
     """Causes of one kind. ``whole`` is what all of them take, ``members`` what each does, by id.
 
     ``rest`` is the id of what remains of the family when its members are gone, "" where nothing does.
     ``after`` names a family whose cost is not its own: alone it costs what it does when that one is gone.
     """
 
-    whole: tuple[Removal, ...]
-    members: Mapping[str, Removal]
+    whole: tuple[T, ...]
+    members: Mapping[str, T]
     rest: str = ""
     after: str = ""
 
 
-def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[str, Family]:
-    """The families of causes that a program has."""
+def find_families(run: RunView, replays: Sequence[RunReplay]) -> dict[str, Family[OverSteps]]:
+    """The families of causes that the played steps of a run have."""
+    of_steps = [_of_step(run, one) for one in replays]
+    names = dict.fromkeys(name for families in of_steps for name in families)
+    return {name: _over_steps([families.get(name) for families in of_steps]) for name in names}
+
+
+def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]:
+    """One family of several steps. What it takes beside its members is one thing."""
+    there = [one for one in families if one is not None]
+    ids = dict.fromkeys(name for one in there for name in one.members)
+    members = {
+        name: OverSteps(tuple(None if one is None else one.members.get(name) for one in families))
+        for name in ids
+    }
+    beside = tuple(
+        None if one is None else next((part for part in one.whole if part not in one.members.values()), None)
+        for one in families
+    )
+    whole = [OverSteps(beside)] if any(beside) else []
+    whole += [members[name] for name in ids if any(one.members.get(name) in one.whole for one in there)]
+    return Family(tuple(whole), members, there[0].rest, there[0].after)
+
+
+def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
+    """The families of causes that one step has."""
+    program = replay.base[Scenario.LIKELY].program
     # What a wait for a batch takes, whether workers keep up or not.
     own = program.own.astype(np.int64)
     own[program.layout.batch_point] = program.layout.batch_ns
@@ -67,14 +97,14 @@ def find_families(run: RunView, replay: RunReplay, program: RunProgram) -> dict[
         "host": _host(run, program, even),
         "offload": _offload(replay, program),
         "communication": _communication(run, replay, program),
-        "compute": _compute(run, program, even),
+        "compute": _compute(program, even),
     }
     return {name: family for name, family in found.items() if family is not None}
 
 
 def _family(
     members: Mapping[str, Removal | None], rest: str = "", whole: Removal | None = None
-) -> Family | None:
+) -> Family[Removal] | None:
     """A family of the members that are there; ``whole`` is what all take, if that is more than they do."""
     there = {name: one for name, one in members.items() if one is not None}
     if whole is not None:
@@ -91,7 +121,7 @@ def _taken(before: np.ndarray, after: np.ndarray) -> Times | None:
 # --- ranks that take longer than their peers
 
 
-def _ranks(program: RunProgram, even: Even) -> Family | None:
+def _ranks(program: RunProgram, even: Even) -> Family[Removal] | None:
     loads = program.layout.kind == Call.INPUT
     dur, lag = _taken(program.dur, even.dur), _taken(program.lag, even.lag)
     own, ready = _taken(program.own, even.own), _taken(program.ready, even.ready)
@@ -125,7 +155,7 @@ def _batch_copies(program: RunProgram) -> Mask:
     return copies
 
 
-def _input(program: RunProgram, even: Even) -> Family | None:
+def _input(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
     loads = layout.kind == Call.INPUT
     own, ready = _chosen(even.own, loads), _chosen(np.maximum(even.ready, 0), loads)
@@ -145,8 +175,28 @@ def _input(program: RunProgram, even: Even) -> Family | None:
 
 # --- the host
 
+KNOWN_DOINGS = {
+    "host.first_calls": Doing.LOADING,
+    "host.compile": Doing.COMPILING,
+    "host.gc": Doing.COLLECTING,
+}
+"""Causes that are what the host is known to do between its calls."""
 
-def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
+
+def _known(layout: Layout, lag: Times) -> tuple[dict[str, Times], Times]:
+    """What of the host's time is known to go to each of :data:`KNOWN_DOINGS`, and what is left."""
+    known: dict[str, Times] = {}
+    for name, doing in KNOWN_DOINGS.items():
+        known[name] = spent(layout, doing, lag)
+        lag = lag - known[name]
+    return known, lag
+
+
+def _of_lags(lags: Mapping[str, Times]) -> dict[str, Removal | None]:
+    return {name: Removal(lag=lag) if lag.any() else None for name, lag in lags.items()}
+
+
+def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
     """What the host costs; nothing is known of it in a capture without the launches of its kernels.
 
     On a CPU operators are the work, and the host pauses between them; what it pauses longer than its peers is
@@ -154,8 +204,9 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
     """
     layout = program.layout
     if layout.is_cpu:
-        pause = even_pauses(program, even.lag)
-        return _family({"host.pause": Removal(lag=pause) if pause.any() else None})
+        known, left = _known(layout, even.lag)
+        pause = np.clip(even_pauses(program, even.lag) - known["host.gc"], 0, left)
+        return _family(_of_lags({**known, "host.pause": pause}))
     if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
@@ -174,25 +225,22 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family | None:
     own = np.where(loads | copied_in, 0, even.own)
     at_sync = np.zeros(layout.points, dtype=bool)
     at_sync[layout.cause_to[synced]] = True
-    first = spent(layout, Doing.LOADING, lag)
-    compiling = spent(layout, Doing.COMPILING, lag - first)
-    pause = pauses(program, lag - first - compiling)
+    known, left = _known(layout, lag)
+    pause = pauses(program, left)
     return _family(
         {
-            "host.first_calls": Removal(lag=first) if first.any() else None,
-            "host.compile": Removal(lag=compiling) if compiling.any() else None,
+            **_of_lags({**known, "host.pause": pause}),
             "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
-            "host.pause": Removal(lag=pause) if pause.any() else None,
-            "host.launch": Removal(lag=lag - first - compiling - pause),
+            "host.launch": Removal(lag=left - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),
     )
 
 
-def _offload(replay: RunReplay, program: RunProgram) -> Family | None:
+def _offload(replay: RunReplay, program: RunProgram) -> Family[Removal] | None:
     return _family({"host.offload": _rewired(replay, program, no_offload)})
 
 
@@ -249,7 +297,7 @@ def _gone(before: RunProgram, after: RunProgram) -> Mask:
     return np.asarray(before.launched & ~after.launched & before.joined & ~after.joined)
 
 
-def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family | None:
+def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family[Removal] | None:
     joins = program.layout.joins
     mine = ~between_stages(program)
     if not mine.any():
@@ -342,7 +390,7 @@ def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
     return found
 
 
-def _pipeline(program: RunProgram, even: Even) -> Family | None:
+def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     passes = between_stages(program)
     if not passes.any():
         return None
@@ -371,20 +419,18 @@ SMALL_NS = 5_000
 """A kernel this short takes half of its time for being started and ended, and for the gap before it."""
 
 
-def _compute(run: RunView, program: RunProgram, even: Even) -> Family | None:
+def _compute(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
-    share = np.array([_plain_saving(run, rank) for rank in layout.ranks])
-    matrix = layout.group == Group.MATRIX
     again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
     small = _repeated_small(program) & ~again
     of_optimizer = (layout.event_part == Phase.OPTIMIZER) | (layout.group == Group.OPTIMIZER)
-    plain = _chosen(np.rint(even.dur * share[layout.event_rank]).astype(np.int64), matrix & ~small & ~again)
+    others = ~(again | small | of_optimizer)
     return _family(
         {
-            "compute.fp32": None if plain is None else Removal(dur=plain),
             "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
             "compute.optimizer": _optimizer(program, even, small & of_optimizer),
             "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
+            **{f"compute.{name}": _wasted(program, even, *waste, others) for name, waste in WASTES.items()},
         }
     )
 
@@ -393,6 +439,17 @@ def _recomputing(program: RunProgram, even: Even) -> Removal | None:
     """What ranks on CPUs compute again."""
     lag = spent(program.layout, Doing.RECOMPUTING, even.lag)
     return Removal(lag=lag) if lag.any() else None
+
+
+def _wasted(program: RunProgram, even: Even, waste: Waste, doubt: float, others: Mask) -> Removal | None:
+    """What kernels take beyond what the same would take computed another way."""
+    layout = program.layout
+    mine = (layout.waste == waste) & others[layout.waste_event]
+    events = layout.waste_event[mine]
+    taken = np.zeros(layout.events, dtype=np.int64)
+    share = layout.waste_ns[mine] / np.maximum(program.dur[events], 1)
+    taken[events] = np.rint(even.dur[events] * np.minimum(share, 1.0))
+    return Removal(dur=taken, doubt=doubt) if taken.any() else None
 
 
 UNFUSED = 0.5
@@ -423,13 +480,3 @@ def _without_kernels(program: RunProgram, even: Even, gone: Mask) -> Removal | N
     """What kernels take, with the gaps before them."""
     dur = _chosen(even.dur, gone)
     return None if dur is None else Removal(dur=dur, gap=np.where(gone, program.layout.gap, 0))
-
-
-def _plain_saving(run: RunView, rank: int) -> float:
-    """The share of a rank's matrix kernels' time that tensor cores would save, 0 to 1."""
-    facts = run.digest(rank).facts
-    saving, plain, used = (
-        float(value) if isinstance(value := facts.get(name), (int, float)) else 0.0
-        for name in ("tensor_core_saving_least_ms", "plain_matrix_ms", "tensor_core_frac")
-    )
-    return saving / plain * (1.0 - used) if plain > 0 else 0.0

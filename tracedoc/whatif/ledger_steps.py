@@ -6,6 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.play.run_program import Scenario
+from tracedoc.play.run_replay import WRONG, RunReplay, replay_other
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.topics.step.long_steps import late_ms_of, long_steps, why_long
@@ -68,13 +70,43 @@ def recurring_ms(run: RunView) -> tuple[float, float]:
     return max(recurs - waited, 0.0), recurs
 
 
-def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float) -> StepsApart | None:
-    """Compare all complete steps that every rank has with the replayed one; ``None`` without such steps.
+MOST_PLAYED = 600_000
+"""Further steps are played as long as all have no more calls and GPU events than this."""
 
-    The replay takes ``replayed_ms``, of which ``late_ms`` are for late ranks.
+
+def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
+    """The replays of the other captured steps of the same ranks, where steps differ in length.
+
+    None of those that are far longer, nor of the first one: what it waits for in the step before was not
+    captured.
+    """
+    layout = first.base[Scenario.LIKELY].program.layout
+    most = MOST_PLAYED // max(layout.points + layout.events, 1) - 1
+    captured = long_steps(run)
+    length = dict(zip(captured.steps, captured.length_ms.tolist(), strict=True))
+    usual = [one for one in captured.steps[1:] if one not in captured.numbers and one != first.step]
+    if first.model_error_frac > WRONG or first.step not in length or first.step in captured.numbers:
+        return []
+    apart = max((abs(length[one] - length[first.step]) for one in usual), default=0.0)
+    if apart <= ALIKE_STEPS * length[first.step]:
+        return []
+    found: list[RunReplay] = []
+    for step in usual:
+        made = replay_other(run, first, step) if len(found) < most else None
+        if isinstance(made, RunReplay):
+            found.append(made)
+    return found
+
+
+def steps_apart(
+    run: RunView, replayed: tuple[int, ...], replayed_ms: float, late_ms: float
+) -> StepsApart | None:
+    """Compare all complete steps that every rank has with those replayed; ``None`` without such steps.
+
+    A replayed step takes ``replayed_ms`` on average, of which ``late_ms`` are for late ranks.
     """
     found = long_steps(run)
-    if replayed not in found.steps:
+    if replayed[0] not in found.steps:
         return None
     mean = float(found.length_ms.mean())
     apart, late = mean - replayed_ms, found.late_ms
@@ -103,20 +135,30 @@ def steps_apart(run: RunView, replayed: int, replayed_ms: float, late_ms: float)
 def late_error_ms(run: RunView) -> float:
     """How far the cost of late ranks of a job may lie from that of the captured steps, in ms.
 
-    Each operation to which a late rank came last is as uncertain as the clocks; and few steps leave open what
-    the mean of many is. These have little to do with each other, so that they add up as squares.
+    Clocks are uncertain, and few steps leave open what the mean of many is. These have little to do with each
+    other, so that they add up as squares.
     """
     late = stragglers(run)
-    if not late:
-        return 0.0
+    return float(np.hypot(clock_error_ms(run), mean_error(late_ms_of(run, late[0].steps)))) if late else 0.0
+
+
+def clock_error_ms(run: RunView) -> float:
+    """How uncertain clocks leave what late ranks cost a step, in ms.
+
+    Each operation to which a late rank came last is as uncertain as the clocks.
+    """
+    late = stragglers(run)
     operations = np.array([operation for one in late for operation in one.operations], dtype=np.intp)
     uncertain_ms = run.matching.uncertainty_ns[operations] / 1e6
-    clocks = float((uncertain_ms**2).sum()) / max(len(late[0].steps), 1)
-    costs = late_ms_of(run, late[0].steps)
-    if costs.size < 2:
-        return float(clocks**0.5)
-    sure = STUDENT[min(costs.size - 2, len(STUDENT) - 1)]
-    return float(np.sqrt(clocks + (sure * costs.std(ddof=1)) ** 2 / costs.size))
+    return float(((uncertain_ms**2).sum() / max(len(late[0].steps), 1)) ** 0.5) if late else 0.0
+
+
+def mean_error(values: Floats) -> float:
+    """By how much the mean of very many such values may be above that of these; 0 of fewer than two."""
+    if values.size < 2:
+        return 0.0
+    sure = STUDENT[min(values.size - 2, len(STUDENT) - 1)]
+    return float(sure * values.std(ddof=1) / values.size**0.5)
 
 
 def _by_cause(run: RunView) -> dict[str, tuple[float, tuple[int, ...]]]:

@@ -42,11 +42,22 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option("--seq", type=int, metavar="N", help="Tokens of a sequence. [2048, or what the model allows]")
 @click.option("--micro-batch", metavar="N", help="Sequences of a GPU at a time, or auto: the fastest. [1]")
 @click.option("--accumulation", type=int, metavar="N", help="Micro-batches for each update. [1]")
+@click.option("--batch", type=int, metavar="N", help="Sequences of all GPUs for each update.")
 @click.option(
-    "--batch", type=int, metavar="N", help="Sequences of all GPUs for each update, with auto or layouts."
+    "--layout",
+    metavar="LAYOUT",
+    help="Answer for tp2-pp4-dp8 (cp, ep, etp, vpp2) with torchtitan or megatron.",
 )
 @click.option(
-    "--layout", metavar="LAYOUT", help="Answer for tp2-pp4-dp8 (cp, ep, vpp2) with torchtitan or megatron."
+    "--overlap",
+    metavar="WHAT",
+    help="Layouts: what is sent beside computation: on, off, or of data,tensor,expert.",
+)
+@click.option(
+    "--context-parallel", metavar="HOW", help="Layouts: share a sequence by ring, all-to-all or gather."
+)
+@click.option(
+    "--no-sequence-parallel", is_flag=True, help="Layouts: tensor parallelism splits matrices only."
 )
 @click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
 @click.option(
@@ -61,7 +72,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
     "--checkpointing",
     default="auto",
     metavar="WHEN",
-    help="on, selective, off, or auto: where needed. [auto]",
+    help="on (full), selective, off, or auto: where needed. [auto]",
 )
 @click.option("--loss", default="eager", metavar="NAME", help="eager, fused, or chunked. [eager]")
 @click.option("--compile", "compiled", is_flag=True, help="The model is compiled with torch.compile.")
@@ -81,6 +92,9 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 )
 @click.option("--tokens", metavar="N", help="Tokens to train on, as 300B: adds days.")
 @click.option("--price", type=float, metavar="X", help="Price of a GPU and hour: adds the cost of --tokens.")
+@click.option(
+    "--measure", is_flag=True, help="Measure this machine's GPUs, under torchrun: plans on it take that."
+)
 @format_option("markdown")
 @output_option(".txt, .json or .md")
 @quiet_option
@@ -106,6 +120,11 @@ def plan(**given: object) -> None:
     """
     import msgspec
 
+    if given.pop("measure"):
+        from tracedoc.cli.plan.measure import measured
+
+        click.echo(measured(), nl=False)
+        return
     from tracedoc.cli.plan.question import Options, question_of
     from tracedoc.planner.plan import plan as make_plan
 

@@ -21,8 +21,12 @@ from tracedoc.planner.hardware import (
     find_link,
     gpu_of_device,
     link_of,
+    network_of,
     replace_gbps,
+    sold_as,
 )
+from tracedoc.planner.layouts import CONTEXTS, OVERLAPS
+from tracedoc.planner.machine import measured_gpu, on_this_machine
 from tracedoc.planner.measured import beside_computation, compare, peak_note, replayed_note, replayed_steps
 from tracedoc.planner.setup import (
     FRAMEWORKS,
@@ -56,6 +60,9 @@ class Options(msgspec.Struct, frozen=True):
     micro_batch: str | None = None
     accumulation: int | None = None
     batch: int | None = None
+    overlap: str | None = None
+    context_parallel: str | None = None
+    no_sequence_parallel: bool = False
     precision: str | None = None
     optimizer: str | None = None
     lora_rank: int | None = None
@@ -93,12 +100,15 @@ def question_of(options: Options) -> tuple[Question, PlanRequest, tuple[str, ...
     model = script.model if script else _model(options, found)
     count, machines = _machines(options, found)
     gpu, memory = _gpu(options, found)
-    cluster = _cluster(options, gpu, machines, found)
+    cluster = _cluster(options, gpu, (count, machines), found)
+    own: tuple[str, ...] = ()
+    if found is None:
+        cluster, own = on_this_machine(cluster, keeps_link=options.link is not None)
     training = _as_scripted(options, script) if script else _training(options, gpu, model, found)
     _can_compute(gpu, training)
     question = Question(model, training, count, machines, memory)
     request = _request(options, cluster)
-    notes = (*(script.notes if script else ()), *_notes(options, found, machines, cluster))
+    notes = (*(script.notes if script else ()), *own, *_notes(options, found, machines, cluster))
     if found is not None and not (options.params or options.config or options.gpu_name):
         request, notes = _measured(question, request, options, found, notes)
     return question, request, notes
@@ -167,14 +177,24 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         raise InputError(f"--price is {price:g}", "the price of a GPU and hour: --price 2.5")
     if batch is not None and batch < 1:
         raise InputError(f"--batch is {batch}, and must be 1 or more", "the least is: --batch 1")
-    layouts = options.framework in PARALLEL_FRAMEWORKS  # they have micro-batches of their own
-    if batch is not None and not search and not layouts:
-        raise InputError("--batch has no effect without a search", "add: --micro-batch auto")
-    if options.layout and not layouts:
-        raise InputError(
-            f"--layout {options.layout} is not for --framework {options.framework}",
-            "add: --framework torchtitan, or megatron",
-        )
+    layouts = options.framework in PARALLEL_FRAMEWORKS
+    given = (
+        ("--layout", options.layout),
+        ("--overlap", options.overlap),
+        ("--context-parallel", options.context_parallel),
+        ("--no-sequence-parallel", options.no_sequence_parallel),
+    )
+    for option, value in given:
+        if value and not layouts:
+            word = f"{option} {value}" if isinstance(value, str) else option
+            raise InputError(
+                f"{word} is not for --framework {options.framework}",
+                "add: --framework torchtitan, or megatron",
+            )
+    overlaps = None if options.overlap is None else _overlaps(options.overlap)
+    context = _SAID_OTHERWISE.get(options.context_parallel or "", options.context_parallel or "")
+    if context:
+        _one_of("context-parallel", context, CONTEXTS)
     return PlanRequest(
         cluster,
         options.objective,
@@ -182,12 +202,28 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         options.utilisation,
         batch=batch,
         layout=options.layout or "",
+        overlaps=overlaps,
+        context_by=context,
+        sequence_parallel=not options.no_sequence_parallel,
         keeps_micro_batch=options.micro_batch is not None and not search,
         keeps_accumulation=options.accumulation is not None,
         search=search and not layouts,
         tokens=parse_count(options.tokens, "--tokens") if options.tokens else None,
         price=price,
     )
+
+
+_SAID_OTHERWISE = {"p2p": "ring", "a2a": "all-to-all", "ulysses": "all-to-all", "all-gather": "gather"}
+"""Other names of the ways to share a sequence."""
+
+
+def _overlaps(text: str) -> tuple[str, ...]:
+    """What ``--overlap`` names: ``off`` and ``none``, ``on`` and ``all``, or kinds of communication."""
+    if text in ("off", "none", "on", "all"):
+        return OVERLAPS if text in ("on", "all") else ()
+    for name in names_in(text):
+        _one_of("overlap", name, OVERLAPS)
+    return names_in(text)
 
 
 def _machines(options: Options, found: Captured | None) -> tuple[int, int]:
@@ -229,7 +265,7 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         lora_rank=rank,
         lora_targets=names_in(options.lora_targets or ""),
         base_bits=4 if options.qlora else 16,
-        checkpointing=options.checkpointing,
+        checkpointing="on" if options.checkpointing == "full" else options.checkpointing,
         fused_attention=not options.no_fused_attention,
         offload=options.offload,
         loss=options.loss,
@@ -342,9 +378,16 @@ def _model(options: Options, found: Captured | None) -> ModelShape:
 
 def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
     name = options.gpu_name
-    gpu = find_gpu(name) if name else (gpu_of_device(found.device, found.memory_bytes) if found else None)
+    if found:
+        gpu = find_gpu(name) if name else gpu_of_device(found.device, found.memory_bytes)
+    else:
+        gpu = find_gpu(name) if name else measured_gpu()
     if options.gpu_memory:
-        return gpu, parse_size(options.gpu_memory, "--gpu-memory")
+        size = parse_size(options.gpu_memory, "--gpu-memory")
+        sold = re.fullmatch(r"\s*[\d.]+\s*GB\s*", options.gpu_memory, re.IGNORECASE)
+        if sold and gpu is not None and gpu.memory_gb * 1e9 == size:
+            return gpu, gpu.memory_bytes
+        return gpu, sold_as(size / 1e9) if sold else size
     if found is not None and found.memory_bytes and name is None:
         return gpu, found.memory_bytes
     if gpu is None:
@@ -355,14 +398,15 @@ def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
     return gpu, gpu.memory_bytes
 
 
-def _cluster(options: Options, gpu: Gpu | None, nodes: int, found: Captured | None) -> Cluster:
+def _cluster(options: Options, gpu: Gpu | None, machines: tuple[int, int], found: Captured | None) -> Cluster:
+    gpus, nodes = machines
     link, network = options.link, options.network
     if network and nodes == 1:
         raise InputError("--network has no effect inside one node", "add: --nodes 2")
     inside = find_link(link, across=False) if link else (link_of(gpu) if gpu else None)
     across = find_link(network, across=True) if network else None
     if nodes > 1 and across is None:
-        across = find_link(gpu.network if gpu else ASSUMED_NETWORK, across=True)
+        across = network_of(gpu.network if gpu else ASSUMED_NETWORK, gpus // nodes)
     if found is not None and found.busbw_gbps:
         if found.nodes == 1 and link is None and inside is not None:
             inside = _as_measured(inside, found)

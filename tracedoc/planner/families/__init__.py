@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,12 +23,26 @@ FAMILIES: dict[str, Callable[[Config, str], ModelShape]] = {
 """How to read each ``model_type``."""
 
 
+def _cached(name: str) -> Path:
+    """The newest ``config.json`` of a model of the hub that was downloaded to this machine."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    files = hub.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json")
+    found = max(files, key=lambda file: file.stat().st_mtime, default=None)
+    if found is None:
+        raise InputError(f"{name} is not in {hub}", f"download its file: hf download {name} config.json")
+    return found
+
+
 def read_model_config(path: str | Path) -> ModelShape:
     """Return the shape that a ``config.json`` describes; a folder is searched for one.
 
-    Raises :class:`InputError` for what is no such file, and for a ``model_type`` that is not known here.
+    A name as ``meta-llama/Llama-3.1-8B`` is searched for in Hugging Face's cache on this machine. Raises
+    :class:`InputError` for what is no such file, and for a ``model_type`` that is not known here.
     """
     file = Path(path)
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not file.exists() and file.suffix != ".json":
+        file = _cached(str(path))
     if file.is_dir():
         file = file / "config.json"
     try:
@@ -41,7 +57,8 @@ def read_model_config(path: str | Path) -> ModelShape:
         raise InputError(f"{file} is not JSON: {error}", "give the model's config.json") from error
     if not isinstance(keys, dict) or not isinstance(keys.get("model_type"), str):
         raise InputError(
-            f"{file} names no model_type", "give the config.json of a Hugging Face model, or --params"
+            f"{file} names no model_type",
+            'give the config.json of a Hugging Face model; any other by its script: --script "train.py"',
         )
     inner = keys.get("text_config")
     if isinstance(inner, dict) and keys["model_type"] not in FAMILIES:
@@ -50,7 +67,7 @@ def read_model_config(path: str | Path) -> ModelShape:
     if kind not in FAMILIES:
         raise InputError(
             f"{file}: models of type {kind!r} are not known{did_you_mean(kind, FAMILIES)}",
-            f"use --params with its count; known: {', '.join(sorted(FAMILIES))}",
+            f'--script "train.py" takes any model that trains; known: {", ".join(sorted(FAMILIES))}',
         )
     config = Config(str(file), keys)
     shape = FAMILIES[kind](config, kind)

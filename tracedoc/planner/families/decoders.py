@@ -326,15 +326,17 @@ def read_gpt_oss(config: Config, kind: str) -> ModelShape:
 
 
 def read_deepseek(config: Config, kind: str) -> ModelShape:
-    """Return the shape of DeepSeek-V3: latent attention, dense blocks first, then experts and shared ones.
+    """Return the shape of DeepSeek-V2 or V3: latent attention, dense blocks first, then experts, some shared.
 
-    The largest block is one with experts. PEFT adapts attention, routers and experts, not what is dense.
+    Small ones compute queries in one matrix. The largest block is one with experts. PEFT adapts attention,
+    routers and experts, not what is dense.
     """
     hidden, blocks = config.number("hidden_size"), config.number("num_hidden_layers")
     heads = config.number("num_attention_heads")
     nope, rope = config.number("qk_nope_head_dim", default=128), config.number("qk_rope_head_dim", default=64)
     value, kv_rank = config.number("v_head_dim", default=128), config.number("kv_lora_rank", default=512)
-    q_rank = config.number("q_lora_rank", default=1536)
+    direct = "q_lora_rank" in config.keys and config.keys["q_lora_rank"] is None
+    q_rank = 0 if direct else config.number("q_lora_rank", default=1536)
     dense = min(blocks, config.count("first_k_dense_replace", default=3))
     experts, active = config.experts("n_routed_experts", default=256, active=8)
     shared = config.count("n_shared_experts", default=1)
@@ -343,9 +345,9 @@ def read_deepseek(config: Config, kind: str) -> ModelShape:
         config.number("intermediate_size"),
     )
     q = heads * (nope + rope)
+    latent = (Linear("self_attn.q_a_proj", hidden, q_rank), Linear("self_attn.q_b_proj", q_rank, q))
     of_attention = (
-        Linear("self_attn.q_a_proj", hidden, q_rank),
-        Linear("self_attn.q_b_proj", q_rank, q),
+        *((Linear("self_attn.q_proj", hidden, q),) if direct else latent),
         Linear("self_attn.kv_a_proj_with_mqa", hidden, kv_rank + rope),
         Linear("self_attn.kv_b_proj", kv_rank, heads * (nope + value)),
         Linear("self_attn.o_proj", heads * value, hidden),
@@ -383,8 +385,8 @@ def read_deepseek(config: Config, kind: str) -> ModelShape:
         linears=(*of_attention, *in_sparse, *in_dense),
         experts_met=active,
         context=config.number("max_position_embeddings", default=1 << 20),
-        wrap_classes=("DeepseekV3DecoderLayer",),
-        lora_targets=("q_b_proj", "kv_b_proj"),
+        wrap_classes=(f"Deepseek{kind[-2:].upper()}DecoderLayer",),
+        lora_targets=("q_proj" if direct else "q_b_proj", "kv_b_proj"),
     )
 
 
@@ -393,5 +395,5 @@ READERS = (
     (read_gpt, tuple(_GPTS)),
     (read_mixture, ("mixtral", "qwen3_moe")),
     (read_gpt_oss, ("gpt_oss",)),
-    (read_deepseek, ("deepseek_v3",)),
+    (read_deepseek, ("deepseek_v2", "deepseek_v3")),
 )

@@ -1,4 +1,4 @@
-"""Facts of the run about when steps of the log are slow, and what the captured ones among them show."""
+"""Facts of the run about when steps of the log are slow."""
 
 from __future__ import annotations
 
@@ -11,15 +11,7 @@ from numpy.typing import NDArray
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.topics.host.run import crowded
-from tracedoc.topics.step.run import (
-    OUTLIER_RATIO,
-    Ints,
-    JobSteps,
-    is_outlier,
-    job_steps,
-)
-from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
-from tracedoc.units import format_ranges
+from tracedoc.topics.step.run import OUTLIER_RATIO, Ints, JobSteps, is_outlier, job_steps
 from tracedoc.values import Unknown, Value
 
 PATTERNS = ("none", "irregular", "regular", "from one step on")
@@ -42,15 +34,6 @@ CHANCE = 0.001
 
 LONGEST_TRIED = 64
 """All distances up to this are tried, and those that occur most often between outliers."""
-
-LATE_SHARE = 0.75
-"""A rank that causes so much of the waiting in the slow steps is the late one there."""
-
-EXPLAINS = 0.5
-"""Waiting for late ranks explains slow steps where it takes this share of what they take longer."""
-
-LATE = ("not captured", "single rank", "not known", "no rank", "one rank", "several ranks")
-"""Who is late in the captured slow steps."""
 
 Times = NDArray[np.float64]
 
@@ -255,65 +238,6 @@ def slow_steps_period(run: RunView) -> Value:
     return found.period or Unknown("slow steps do not come at equal distances")
 
 
-@run_fact(unit="text")
-def slow_steps_captured(run: RunView) -> Value:
-    """The captured steps that are slow ones, as ``0, 2-4``; "none" where there are none.
-
-    Those that come when slow ones do (:func:`slow_steps_pattern`), and are longer than usual by half of what
-    these are.
-    """
-    found = _found(run)
-    return found if isinstance(found, Unknown) else format_ranges(_captured(run, found)) or "none"
-
-
-@run_fact(unit="count")
-def slow_steps_captured_count(run: RunView) -> Value:
-    """How many captured steps are slow ones (:func:`slow_steps_captured`)."""
-    found = _found(run)
-    return found if isinstance(found, Unknown) else len(_captured(run, found))
-
-
-@run_fact(unit="text", values=LATE)
-def slow_steps_late(run: RunView) -> Value:
-    """Who is late in the captured steps that are slow ones (:func:`slow_steps_captured`).
-
-    The log itself names no rank: where ranks wait for each other, the steps of all are equally long. Of the
-    waiting for late ranks (:func:`straggler_cost_ms`) "one rank" causes three quarters, or "several ranks"
-    share it; "no rank" where all of it is less than half of what slow steps take longer. Without a slow step
-    among the captured ones it is "not captured", or "single rank" where there is but one; "not known" where
-    arrivals cannot be compared.
-    """
-    found = _found(run)
-    if isinstance(found, Unknown):
-        return found
-    captured = _captured(run, found)
-    if not captured:
-        return "not captured" if len(run.digests) > 1 else "single rank"
-    if len(run.digests) < 2 or not run.matching.has_latest_start.any():
-        return "not known"
-    gains = _gains_ms(run, captured)
-    if sum(gains) * 1e6 < EXPLAINS * found.excess_ns:
-        return "no rank"
-    return "one rank" if max(gains) >= LATE_SHARE * sum(gains) else "several ranks"
-
-
-@run_fact(unit="text")
-def slow_steps_late_rank(run: RunView) -> Value:
-    """The rank for which others wait longest in the captured slow steps, "none" where nobody waits."""
-    found = _found(run)
-    if isinstance(found, Unknown):
-        return found
-    gains = _gains_ms(run, _captured(run, found))
-    return str(stragglers(run)[int(np.argmax(gains))].rank) if any(gains) else "none"
-
-
-@run_fact(unit="ms")
-def slow_steps_late_ms(run: RunView) -> Value:
-    """How long the others wait for :func:`slow_steps_late_rank` in the captured slow steps, on average."""
-    found = _found(run)
-    return found if isinstance(found, Unknown) else max(_gains_ms(run, _captured(run, found)), default=0.0)
-
-
 def _found(run: RunView) -> SlowSteps | Unknown:
     found = slow_steps(run)
     if isinstance(found, SlowSteps) and found.pattern == "none":
@@ -328,31 +252,3 @@ def _captured_lengths(run: RunView) -> dict[int, float]:
         for step in digest.complete_steps:
             windows.setdefault(step.index, []).append(step.budget.window_ns)
     return {index: float(np.median(of)) for index, of in windows.items() if len(of) == len(run.digests)}
-
-
-def _captured(run: RunView, found: SlowSteps) -> list[int]:
-    """The steps that every rank captured whole and that are slow ones."""
-    lasts = _captured_lengths(run)
-    if found.pattern == "irregular":
-        # The profiler makes steps longer: those count that are long beside another captured one.
-        least = OUTLIER_RATIO * max(found.usual_ns, min(lasts.values(), default=0.0))
-    else:
-        least = found.usual_ns + EXPLAINS * found.excess_ns
-    slow = sorted(index for index, ns in lasts.items() if ns > least)
-    if found.pattern == "from one step on":
-        return [index for index in slow if index >= found.start]
-    if found.pattern == "regular":
-        return [index for index in slow if index % found.period == found.start % found.period]
-    return slow
-
-
-def _gains_ms(run: RunView, steps: list[int]) -> list[float]:
-    """The mean time, in ms, that the others wait for each of ``stragglers`` in these steps."""
-    if not steps or not run.matching.has_latest_start.any():
-        return []
-    return [_gain_ms(late, steps) for late in stragglers(run)]
-
-
-def _gain_ms(late: Straggler, steps: list[int]) -> float:
-    gains = [int(late.gain_ns[late.steps.index(step)]) for step in steps if step in late.steps]
-    return sum(gains) / len(steps) / 1e6

@@ -116,6 +116,16 @@ def straggler_phase(run: RunView) -> dict[str, Value]:
     return of_late(run, lambda late: PHASES[late.away_phase], PHASES[0])
 
 
+@run_fact(unit="text", scope="rank", needs=("multi_rank",))
+def straggler_peers(run: RunView) -> dict[str, Value]:
+    """Who waits where this rank is late: "rank 0", say, in a job of two ranks, else "the other ranks"."""
+    ranks = [digest.rank for digest in run.digests]
+    found: dict[str, Value] = {str(rank): "the other ranks" for rank in ranks}
+    if len(ranks) == 2 and run.world_size in (2, None):
+        found = {str(rank): f"rank {other}" for rank, other in zip(ranks, reversed(ranks), strict=True)}
+    return found
+
+
 @run_fact(unit="bool", scope="rank")
 def is_rank_zero(run: RunView) -> dict[str, Value]:
     """Whether this is rank 0, to which scripts give what is done once: logs, checkpoints, evaluation."""

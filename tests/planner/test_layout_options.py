@@ -1,0 +1,186 @@
+"""Hold what a layout may be told besides its sizes: overlap, sequences, experts, recomputation; by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tomllib
+from msgspec.structs import replace
+
+from tests.planner.test_layouts import CLUSTER, END, LARGE, MOE, ask, asked_for, model, sent
+from tracedoc.errors import InputError
+from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
+from tracedoc.planner.layouts import Layout
+from tracedoc.planner.memory import block_weights, peak_memory, stage_weights
+from tracedoc.planner.plan import plan
+from tracedoc.planner.setup import PlanRequest
+from tracedoc.planner.timing import NARROW_TRAFFIC, predict, step_flops
+
+
+def test_a_block_of_experts_takes_no_less_than_launching_its_kernels(tmp_path: Path) -> None:
+    """8 blocks and 4 micro-batches of 2.5 ms and 0.33 for each of 2 experts; recomputed, a third more."""
+    question, layout = ask(model(tmp_path, **MOE)), Layout("megatron", data=16, expert=8, rounds=4)
+
+    def busy_ms(layout: Layout, *, checkpointing: bool = False) -> float:
+        step = predict(question, layout, CLUSTER, checkpointing=checkpointing)
+        assert step is not None
+        return step.host_ms + step.compute_ms
+
+    assert busy_ms(layout) == pytest.approx(8 * 4 * (2.5 + 2 * 0.33))
+    assert busy_ms(layout, checkpointing=True) == pytest.approx(8 * 4 * (2.5 + 2 * 0.33) * 4 / 3)
+    assert busy_ms(replace(layout, expert=2)) == pytest.approx(8 * 4 * (2.5 + 8 * 0.33))
+    step = predict(question, Layout("torchtitan", data=16, expert=8, rounds=4), CLUSTER, checkpointing=False)
+    assert step is not None
+    assert step.host_ms == 0.0
+    long = question.changed(sequence=1 << 18)  # attention takes longer than the host
+    step = predict(long, layout, CLUSTER, checkpointing=False)
+    assert step is not None
+    assert step.host_ms == 0.0
+
+
+def test_cut_matrices_reach_less_of_the_peak(tmp_path: Path) -> None:
+    """Blocks of 4096: cut in 8, products move 8/4096 - 1/4096 more numbers a FLOP, those of 11008 less."""
+    question = ask(model(tmp_path, **LARGE, num_key_value_heads=32), gpus=8, sequence=4096)
+    whole = predict(question, Layout("megatron", data=8), CLUSTER, checkpointing=False)
+    cut = predict(question, Layout("megatron", data=1, tensor=8), CLUSTER, checkpointing=False)
+    assert whole is not None
+    assert cut is not None
+    parts = 32 * 4 * 4096**2, 32 * 3 * 4096 * 11008  # attention with heads of 4096, and the MLP
+    more = (parts[0] * 7 / 4096 + parts[1] * 7 / 11008) / sum(parts)
+    flops = 6 * question.model.active_parameters * 4096
+    flops -= 3 * 2 * (question.model.outside_parameters - 256 * 4096) * 4096
+    assert cut.compute_ms * 8 - whole.compute_ms == pytest.approx(
+        1e3 * flops * NARROW_TRAFFIC * more / 3350e9, rel=0.02
+    )
+
+
+@pytest.mark.parametrize(("overlaps", "shown"), [((), 1.0), (("data",), 1.0), (("data", "tensor"), 0.4)])
+def test_tensor_parallelism_is_exposed_unless_it_is_overlapped(
+    overlaps: tuple[str, ...], shown: float, tmp_path: Path
+) -> None:
+    layout = Layout("megatron", data=2, tensor=8, overlaps=overlaps)
+    assert sent(ask(model(tmp_path)), layout, "tensor")[0].exposed == shown
+    states = {one.exposed for one in sent(ask(model(tmp_path)), layout, "data")}
+    assert states == ({None} if "data" in overlaps else {1.0})
+    text = megatron_arguments(ask(model(tmp_path)), layout, checkpointing=False)
+    assert ("--tp-comm-overlap" in text) == ("tensor" in overlaps)
+    assert ("--overlap-grad-reduce" in text) == ("data" in overlaps)
+
+
+def test_heads_are_exchanged_for_tokens_or_keys_sent_round(tmp_path: Path) -> None:
+    """4 of 64 tokens' parts: q, k, v and the result, 4 x 64 numbers of 16 tokens, 3/4 of them to others."""
+    question = ask(model(tmp_path), gpus=4)
+    ring = Layout("megatron", data=1, context=4)
+    (exchanged,) = sent(question, replace(ring, context_by="all-to-all"), "context")
+    assert (exchanged.op, exchanged.exposed, exchanged.calls) == ("all-to-all", 1.0, 8 * 4)
+    assert exchanged.sent == 8 * 2 * (4 * 64 * 16 * 2) * 3 / 4
+    (passed,) = sent(question, ring, "context")
+    assert (passed.op, passed.exposed) == ("all-gather", None)
+    for how, word in (("", "p2p"), ("all-to-all", "a2a"), ("gather", "all_gather")):
+        layout = replace(ring, context_by=how)
+        assert f"--cp-comm-type {word}" in megatron_arguments(question, layout, checkpointing=False)
+    text = torchtitan_toml(
+        question, Layout("torchtitan", data=1, context=4, context_by="ring"), checkpointing=True
+    )
+    assert tomllib.loads(text)["parallelism"]["context_parallel_rotate_method"] == "alltoall"
+
+
+def test_megatrons_selective_recomputation_is_that_of_attention(tmp_path: Path) -> None:
+    """Fused attention keeps no scores, so that it saves nothing; its forward pass, 4 x 8 x 64 x 64 x 64."""
+    question, layout = ask(model(tmp_path), checkpointing="selective"), Layout("megatron", data=16)
+    kept = peak_memory(question, layout, checkpointing=True)
+    assert kept == peak_memory(question, layout, checkpointing=False)
+    again = step_flops(question, checkpointing=True, family="megatron")[2]
+    assert (again.matmul, again.attention) == (0.0, 4 * 8 * 64 * 64 * 64)
+    assert "--recompute-granularity selective" in megatron_arguments(question, layout, checkpointing=True)
+
+
+def test_without_sequence_parallelism_norms_and_inputs_are_kept_whole(tmp_path: Path) -> None:
+    """Two norms and two inputs of 64 numbers in 16 bits, of 64 tokens in 8 blocks, of which half is split."""
+    layout = Layout("megatron", data=8, tensor=2)
+    split = peak_memory(ask(model(tmp_path)), layout, checkpointing=False).activations
+    whole = peak_memory(
+        ask(model(tmp_path)), replace(layout, sequence_parallel=False), checkpointing=False
+    ).activations
+    norm = 4 + 2  # a copy in fp32, and the result
+    assert whole - split == 8 * 64 * 64 * (2 * norm + 2 * 2) / 2
+    text = megatron_arguments(
+        ask(model(tmp_path)), replace(layout, sequence_parallel=False), checkpointing=False
+    )
+    assert "--sequence-parallel" not in text
+
+
+def test_experts_that_are_not_cut_are_shared_by_the_gpus_of_a_matrix_as_well(tmp_path: Path) -> None:
+    """TP 2 on 16 GPUs: 16 whole experts over 16 GPUs, or 16 halves over 8 times 2; as many weights."""
+    question = ask(model(tmp_path, **MOE))
+    cut, whole = (
+        Layout("megatron", data=8, tensor=2, expert=8),
+        Layout("megatron", data=8, tensor=2, expert=16),
+    )
+    whole = replace(whole, expert_tensor=1)
+    assert block_weights(question, whole) == block_weights(question, cut)
+    assert (cut.expert_shards, whole.expert_shards) == (1, 1)
+    assert (cut.id, whole.id) == ("tp2-ep8-dp8", "tp2-ep16-dp8-etp1")
+    (sent_whole,) = sent(question, whole, "expert")
+    assert (sent_whole.group, sent_whole.distance) == (16, 1)
+    words = megatron_arguments(question, whole, checkpointing=False)
+    assert "--expert-tensor-parallel-size 1" in words
+    answer = asked_for(model(tmp_path, **MOE), "tp2-ep16-etp1", micro_batch=1, accumulation=2)
+    assert answer.recommended == whole.id
+
+
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "num_attention_heads": 4, "n_routed_experts": 16, "num_experts_per_tok": 2,
+    "n_shared_experts": 1, "moe_intermediate_size": 128, "q_lora_rank": 32, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 2,
+}  # fmt: skip
+
+
+def test_the_fullest_stage_is_one_without_the_leading_dense_blocks(tmp_path: Path) -> None:
+    """8 blocks in 4 stages; the 2 dense ones are the first stage, and each other has 2 full ones."""
+    shape = model(tmp_path, **DEEPSEEK)
+    question, layout = ask(shape, gpus=4), Layout("megatron", data=1, pipeline=4, rounds=4)
+    first, second = (stage_weights(question, layout, number).all for number in (0, 1))
+    assert second == pytest.approx(2 * shape.block_parameters)
+    inside = shape.parameters - shape.outside_parameters
+    assert first - END == pytest.approx(inside - 6 * shape.block_parameters)
+    assert second > 5 * first
+    whole = stage_weights(question, Layout("megatron", data=4, expert=4), 0)
+    assert whole.dense + 4 * whole.experts == pytest.approx(shape.parameters)
+    states = peak_memory(question, layout, checkpointing=False).states
+    assert states.optimizer == pytest.approx(12 * second)
+
+
+def test_latent_attention_is_split_as_its_heads_are(tmp_path: Path) -> None:
+    """4 heads of 24 for queries, whose keys and values together are 20 wide each."""
+    answer = asked_for(model(tmp_path, **DEEPSEEK), "tp4-pp2-dp2", micro_batch=1, accumulation=4)
+    assert answer.recommended == "tp4-pp2-dp2"
+
+
+def test_products_overlap_nothing_that_is_not_split(tmp_path: Path) -> None:
+    asked = asked_for(
+        model(tmp_path, **LARGE), "tp8-dp2", batch=16, sequence_parallel=False, overlaps=("data", "tensor")
+    ).strategies[0]
+    assert asked.layout.overlapped == ("data",)
+    off = asked_for(model(tmp_path, **LARGE), "tp8-dp2", batch=16, sequence_parallel=False, overlaps=())
+    assert off.strategies[0].layout.overlapped == ()
+    assert off.strategies[0].step is not None
+    assert asked.step is not None
+    assert off.strategies[0].step.expected_ms > asked.step.expected_ms
+
+
+def test_more_gpus_than_heads_of_keys_share_a_matrix_with_megatron_alone(tmp_path: Path) -> None:
+    shape = model(tmp_path, **LARGE, num_key_value_heads=4)
+    answer = asked_for(shape, "tp8-dp2", micro_batch=1, accumulation=2)
+    assert answer.recommended == "tp8-dp2"
+    with pytest.raises(InputError, match="8 GPUs cannot share its 32 heads, 4 of keys"):
+        asked_for(shape, "tp8-dp2", micro_batch=1, accumulation=2, framework="torchtitan")
+
+
+def test_a_layout_of_one_gpu_is_answered_where_it_is_asked_for(tmp_path: Path) -> None:
+    request = PlanRequest(CLUSTER, framework="megatron", layout="tp1")
+    answer = plan(ask(model(tmp_path), gpus=1), request)
+    assert answer.recommended == "dp1"
+    with pytest.raises(InputError, match="several GPUs"):
+        plan(ask(model(tmp_path), gpus=1), PlanRequest(CLUSTER, framework="megatron"))
