@@ -395,10 +395,10 @@ def _severity(
     hides = {one.partner for one in large if one.id not in INHERENT}
     paired = any(one.id in hides or (one.partner and one.partner not in INHERENT) for one in causes)
     weight = alone_ms[0]
+    if rule is not None and rule.part_of:
+        weight = min(share_ms, weight)
     if paired:
         weight = max(share_ms, weight)
-    elif rule is not None and rule.part_of:
-        weight = min(share_ms, weight)
     confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
     middle = (weight + min(share_ms, alone_ms[1])) / 2
     likely = severity_by_share(middle / ledger.step_ms, confidence)
