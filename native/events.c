@@ -255,11 +255,14 @@ static Verdict keep_place(Events *events, const Event *event, int32_t row, uint3
 
 static Verdict keep_shape(Events *events, const Event *event, int32_t row)
 {
-    /* Values differ from call to call, and are kept of sends and receives alone: they name the other rank. */
-    bool names_peer = is_text(event->fields[NAME], "\"c10d::send\"") || is_text(event->fields[NAME], "\"c10d::recv_\"");
+    /* Values differ from call to call. Those of sends and receives name the other rank, those of convolutions say
+     * how they go over their input. */
+    Slice name = event->fields[NAME];
+    bool with_values = is_text(name, "\"c10d::send\"") || is_text(name, "\"c10d::recv_\"") ||
+                       is_text(name, "\"aten::convolution\"") || is_text(name, "\"aten::convolution_backward\"");
     Slice none = {NULL, 0};
     Slice parts[PARTS] = {argument(event, DIMS), argument(event, TYPES),
-                          names_peer ? argument(event, VALUES) : none, none};
+                          with_values ? argument(event, VALUES) : none, none};
     uint32_t shape = table_number(&events->shapes, parts);
     Shaped *shaped = shape == NO_ROOM ? NULL : next_item(&events->shaped, sizeof *shaped);
     if (shaped == NULL)

@@ -1,17 +1,12 @@
-"""A small training job with one thing that may be wrong: ``compared_job.py KIND``, under torchrun.
-
-``--workers N`` lets the loader have that many, ``--times FILE`` writes when each step of rank 0 ended, in ns.
-"""
+"""A small training job with one thing that may be wrong: ``compared_job.py KIND``, under torchrun."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import distributed, nn
@@ -37,8 +32,6 @@ class Kind:
     late_s: float = 0
     read_s: float = 0
     workers: int = 0
-    batches_ahead: int = 2
-    bucket_view: bool = False
 
 
 KINDS = {
@@ -47,9 +40,7 @@ KINDS = {
     "straggler": Kind(late_s=0.200),
     "small-buckets": Kind(blocks=40, width=64, batch=4, bucket_mb=0.02),
     "default-buckets": Kind(blocks=40, width=64, batch=4),
-    "advised-buckets": Kind(blocks=40, width=64, batch=4, bucket_view=True),
     "loader-0": Kind(read_s=0.004),
-    "advised-loader": Kind(read_s=0.004, workers=4, batches_ahead=4),
     "loader-2": Kind(read_s=0.004, workers=2),
     "sync": Kind(width=384, batch=2, micro_batches=6),
     "no-sync": Kind(width=384, batch=2, micro_batches=6, no_sync=True),
@@ -88,23 +79,24 @@ class Samples(torch.utils.data.Dataset[torch.Tensor]):
 
 def batches(kind: Kind) -> Iterator[torch.Tensor]:
     """Return the batches of a loader with the workers of a kind."""
-    ahead = {"prefetch_factor": kind.batches_ahead, "persistent_workers": True} if kind.workers else {}
-    return iter(torch.utils.data.DataLoader(Samples(kind), kind.batch, num_workers=kind.workers, **ahead))
+    persistent = bool(kind.workers)
+    loader = torch.utils.data.DataLoader(
+        Samples(kind), kind.batch, num_workers=kind.workers, persistent_workers=persistent
+    )
+    return iter(loader)
 
 
-def train(kind: Kind) -> list[int]:
-    """Train as one rank of torchrun; return when each step ended."""
+def train(kind: Kind) -> None:
+    """Train as one rank of torchrun."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     distributed.init_process_group("gloo")
     model = nn.parallel.DistributedDataParallel(
         nn.Sequential(*(Block(kind.width) for _ in range(kind.blocks)), nn.Linear(kind.width, 10)),
         bucket_cap_mb=kind.bucket_mb,
-        gradient_as_bucket_view=kind.bucket_view,
     )
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     read = batches(kind)
-    ended = []
     for _ in range(STEPS_READ_AHEAD if kind.workers else STEPS):
         for micro_batch in range(kind.micro_batches):
             last = micro_batch == kind.micro_batches - 1
@@ -115,24 +107,15 @@ def train(kind: Kind) -> list[int]:
                 loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        ended.append(time.perf_counter_ns())
     distributed.barrier()  # gloo may abort where one rank leaves while another still sends
-    rank = distributed.get_rank()
     distributed.destroy_process_group()
-    return ended if rank == 0 else []
 
 
 def main() -> None:
-    """Train, and write when the steps ended where it is asked for."""
+    """Train the kind that is asked for."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--workers", type=int)
-    parser.add_argument("--times", type=Path)
-    asked = parser.parse_args()
-    kind = KINDS[asked.kind]
-    ended = train(kind if asked.workers is None else replace(kind, workers=asked.workers))
-    if asked.times and ended:
-        asked.times.write_text(json.dumps(ended))
+    train(KINDS[parser.parse_args().kind])
 
 
 if __name__ == "__main__":

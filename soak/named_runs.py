@@ -32,7 +32,23 @@ JOBS = {
     "callback_rank1": r"rank 1, which spends .* in `on_step_end` \(`callback_rank1\.py:\d+`\)",
     "library_beside": r"`flush` \(`fastmetrics/core\.py:\d+`\)",
     "oversubscribed": r"Too many threads",
+    "gc_automatic": r"`tokenized` \(`gc_automatic\.py:\d+`\)",
+    "gc_every_step": r"`free_memory` \(`gc_every_step\.py:\d+`\)",
+    "metrics_each_micro_batch": r"`reduced_metrics` \(`metrics_each_micro_batch\.py:\d+`\)",
+    "fsdp_clipping": r"`clip_gradients` \(`fsdp_clipping\.py:\d+`\)",
+    "sleeping_stage": r"stage 1 .* in `record_activations` \(`sleeping_stage\.py:\d+`\)",
+    "starved_loader": r"`__getitem__` \(`starved_loader\.py:\d+`\)",
+    "rank0_logs": r"`write_statistics` \(`rank0_logs\.py:\d+`\)",
+    "kth_save": r"`save_checkpoint` \(`kth_save\.py:\d+`\) on rank 0",
+    "python_tokens": r"`encode` \(`python_tokens\.py:\d+`\)",
+    "no_no_sync": r"reduced in every micro-batch",
+    "recompute": r"activations are computed again",
+    "mesh_rank3": r"rank 3, which spends .* in `prepare` \(`mesh_rank3\.py:\d+`\)",
+    "late_onset": r"steps take .* longer from step \d+ on",
 }
+
+
+HEALTHY = ("healthy", "healthy_lightning")
 
 
 def first_line(name: str, into: Path) -> str:
@@ -41,8 +57,9 @@ def first_line(name: str, into: Path) -> str:
     if not folder.exists():
         scratch = into / "scratch"
         scratch.mkdir(parents=True, exist_ok=True)
-        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        job = [sys.executable, *launch, str(HERE / "named_jobs" / f"{name}.py")]
+        processes = "4" if name.startswith("mesh") else "2"
+        launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+        job = [sys.executable, *launch, str(HERE / "real_jobs" / f"{name}.py")]
         collect = [sys.executable, "-m", "tracedoc", "collect", "-o", str(folder), "--", *job]
         environ = {**os.environ, "SCRATCH": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
         subprocess.run(collect, env=environ, capture_output=True, text=True, timeout=LONGEST_S, check=True)
@@ -55,7 +72,7 @@ def first_line(name: str, into: Path) -> str:
 def main() -> int:
     """Collect and judge the jobs; return how many are not named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=[*JOBS, "healthy"])
+    parser.add_argument("names", nargs="*", default=[*JOBS, *HEALTHY])
     parser.add_argument("--into", type=Path, default=HERE.parent / "build" / "named")
     asked = parser.parse_args()
     missed = 0

@@ -1,10 +1,10 @@
-"""Predict fixes of real jobs from their captures, apply them, and measure what they give.
+"""Apply the first fix of real jobs to the letter, and hold what it gives against what was stated.
 
-    python soak/predicted_runs.py [--repetitions 3] [--into build/predicted]
+    python soak/predicted_runs.py [--rounds 3] [--into build/predicted] [NAME...]
 
-Each repetition captures every job and runs it twice more without the collector: as it is, and with the first
-fix of its finding applied. What the two steps differ by is the gain. Captures and times stay in the folder:
-what is there is not run again.
+Each job of ``soak/real_jobs`` is captured and diagnosed; the first fix of its finding, written down here as
+an edit of the script, makes a second job, which is captured, too. Then both run in turns without the
+collector. Captures and times stay in the folder: what is there is not run again.
 """
 
 from __future__ import annotations
@@ -12,173 +12,344 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 
 import tracedoc
-from tracedoc.diagnosis import Finding, Fix
+from tracedoc.comparison.compare import compare
+from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options
 
-HERE = Path(__file__).resolve().parent
-ACTIVE_STEPS = 20
+JOBS = Path(__file__).resolve().parent / "real_jobs"
 STEPS_TO_SETTLE = 10
-STEPS_AT_ONCE = 5
-"""A step is the median of means of so many: loader workers hand over several batches at once."""
-
-CLOSE = 0.3
-"""A predicted gain, as a share of the captured step, is close within this share of the real one."""
+LONGEST_S = 60
+ENOUGH = 0.8
+"""So many of the gains must lie where they were stated, and so many comparisons be decided and right."""
 
 
 @dataclass(frozen=True)
-class Mended:
-    """A kind of job, the rule that finds its fault, the title of its first fix, and the kind it becomes."""
+class Fixed:
+    """A job, the rule of its first finding, how its first fix begins, and what of the script that replaces.
 
-    kind: str
-    rule: str
-    title: str
-    becomes: str
-
-
-MENDED = (
-    Mended("loader-0", "input-stall", "Load batches in worker processes", "advised-loader"),
-    Mended("small-buckets", "small-gradient-buckets", "Remove bucket_cap_mb from DDP", "advised-buckets"),
-    Mended("straggler", "cpu-straggler", "Take that code out of the step, or run it less often", "healthy"),
-    Mended("sync", "reduction-every-micro-batch", "Reduce with the last micro-batch only", "no-sync"),
-)
-
-
-@dataclass(frozen=True)
-class Gain:
-    """What a fix was predicted to give, low to high (none: no prediction), and gave; of steps in ms.
-
-    A profiler makes steps longer, and so the gain: they are held against each other as shares of their steps.
+    ``environ`` are variables that the fix sets.
     """
 
-    predicted_ms: tuple[float, float, float] | None
-    captured_ms: float
+    job: str
+    rule: str
+    title: str
+    edits: Sequence[tuple[str, str]] = ()
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+FIXED = (
+    Fixed(
+        "gc_every_step",
+        "gc-pauses",
+        "Take gc.collect() out of the step",
+        (("        free_memory()\n", "        if step % 300 == 299:\n            free_memory()\n"),),
+    ),
+    Fixed(
+        "metrics_each_micro_batch",
+        "extra-barriers",
+        "Reduce metrics together",
+        (
+            (
+                "            history.append(reduced_metrics(loss, output))\n",
+                "            if step % 50 == 0:\n"
+                "                metrics = torch.stack([loss.detach(), output.detach().mean()])\n"
+                "                distributed.all_reduce(metrics, op=distributed.ReduceOp.SUM)\n",
+            ),
+        ),
+    ),
+    Fixed(
+        "fsdp_clipping",
+        "extra-barriers",
+        "Clip by one norm",
+        (
+            (
+                "clip_gradients(model, 1.0)\n        opt",
+                "nn.utils.clip_grad_norm_(model.parameters(), 1.0)\n        opt",
+            ),
+        ),
+    ),
+    Fixed(
+        "sleeping_stage",
+        "stage-host-code",
+        "Take `record_activations`",
+        (("record_activations(x) if self.rank == 1 else x", "x"),),
+    ),
+    Fixed(
+        "starved_loader",
+        "input-stall",
+        "Load batches in worker processes",
+        (
+            (
+                "sampler=DistributedSampler(images))",
+                "sampler=DistributedSampler(images), num_workers={suggested_loader_workers}, "
+                "prefetch_factor=4, persistent_workers=True)",
+            ),
+        ),
+    ),
+    Fixed(
+        "small_buckets",
+        "small-gradient-buckets",
+        "Remove bucket_cap_mb from DDP",
+        (("bucket_cap_mb=0.02", "gradient_as_bucket_view=True"),),
+    ),
+    Fixed(
+        "rank0_logs",
+        "rank-zero-work",
+        "Take `write_statistics`",
+        (("        if rank == 0:\n", "        if rank == 0 and step % 50 == 49:\n"),),
+    ),
+    Fixed(
+        "kth_save",
+        "step-outliers",
+        "Save checkpoints in the background",
+        (
+            ("import torch\n", "import torch\nimport torch.distributed.checkpoint\n"),
+            (
+                "def save_checkpoint(model, optimizer, path):\n    torch.save(",
+                "def save_checkpoint(model, optimizer, path):\n"
+                "    global saved\n"
+                "    if saved is not None:\n"
+                "        saved.result()\n"
+                "    saved = torch.distributed.checkpoint.async_save(",
+            ),
+            (".state_dict()}, path)", ".state_dict()}, checkpoint_id=path, process_group=checkpoints)"),
+            (
+                "    path = Path",
+                "    global saved, checkpoints\n"
+                "    saved = None\n"
+                '    checkpoints = torch.distributed.new_group(backend="gloo")\n'
+                "    path = Path",
+            ),
+            ("if rank == 0 and step", "if step"),
+        ),
+    ),
+    Fixed(
+        "barrier",
+        "extra-barriers",
+        "Take barriers out of the loop",
+        (("    distributed.barrier()\n    return name", "    return name"),),
+    ),
+    Fixed(
+        "recompute",
+        "needless-recompute",
+        "Checkpoint every second block",
+        (
+            ("for block in self.blocks", "for number, block in enumerate(self.blocks)"),
+            (
+                "x = checkpoint(block, x, use_reentrant=False)",
+                "x = checkpoint(block, x, use_reentrant=False) if number % 2 else block(x)",
+            ),
+        ),
+    ),
+    Fixed(
+        "oversubscribed",
+        "too-many-threads",
+        "One thread for each core",
+        (("torch.set_num_threads(2)\n", ""),),
+        {"OMP_NUM_THREADS": "1"},
+    ),
+    Fixed(
+        "no_no_sync",
+        "reduction-every-micro-batch",
+        "Reduce with the last micro-batch only",
+        (
+            ("from small", "import contextlib\n\nfrom small"),
+            (
+                "            loss = model(batch(384, 4)).square().mean()\n            loss.backward()\n",
+                "            last_micro_batch = micro_batch == MICRO_BATCHES - 1\n"
+                "            with contextlib.nullcontext() if last_micro_batch else model.no_sync():\n"
+                "                loss = model(batch(384, 4)).square().mean()\n"
+                "                loss.backward()\n",
+            ),
+        ),
+    ),
+    Fixed(
+        "python_tokens",
+        "script-code",
+        "Take `encode`",
+        (
+            ("    for step in range(40):\n", "    encoded = encode(texts)\n    for step in range(40):\n"),
+            ("model(encode(texts))", "model(encoded)"),
+        ),
+    ),
+)
+"""The fixes, as printed for each job."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was stated of a fix and what it gave; gains as ``(low, high)`` of a step, all in ms.
+
+    A profiler makes operators longer, and not what a script sleeps or reads: a gain holds in ms, or as a
+    share of its step.
+    """
+
+    stated_ms: tuple[float, float]
+    stated_step_ms: float
     before_ms: float
     after_ms: float
+    verdict: str
 
     @property
-    def real_ms(self) -> float:
-        """Return what the fix gave."""
-        return self.before_ms - self.after_ms
+    def gain(self) -> float:
+        """What the fix gave, as a share of the step."""
+        return 1 - self.after_ms / self.before_ms
 
     @property
-    def shares(self) -> tuple[float, float]:
-        """Return the predicted and the real gain as shares of the captured and of the real step."""
-        predicted = self.predicted_ms[1] if self.predicted_ms else 0.0
-        return predicted / self.captured_ms, self.real_ms / self.before_ms
+    def stated(self) -> tuple[float, float]:
+        """What was stated, as shares of the step."""
+        low, high = self.stated_ms
+        return low / self.stated_step_ms, high / self.stated_step_ms
 
     @property
-    def right(self) -> bool:
-        """Return whether the step was predicted to change in the direction in which it did."""
-        return self.predicted_ms is not None and (self.predicted_ms[1] > 0) == (self.real_ms > 0)
-
-    @property
-    def close(self) -> bool:
-        """Return whether the likely gain is close to the real one."""
-        predicted, real = self.shares
-        return self.right and abs(predicted - real) <= CLOSE * abs(real)
+    def held(self) -> bool:
+        """Whether the gain lies in the range, or within the bound."""
+        both = ((self.stated_ms, self.before_ms - self.after_ms), (self.stated, self.gain))
+        return any(low <= gain <= high for (low, high), gain in both)
 
 
-def run(command: Sequence[str]) -> None:
+def run(command: Sequence[str], scratch: Path, environ: Mapping[str, str]) -> None:
     """Run a command quietly; raises RuntimeError with what it said if it fails."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    scratch.mkdir(parents=True, exist_ok=True)
+    known = {**os.environ, "SCRATCH": str(scratch), "PYTHONDONTWRITEBYTECODE": "1", **environ}
+    done = subprocess.run(command, env=known, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    shutil.rmtree(scratch)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-2000:]}")
 
 
-def job(kind: str, *options: str) -> list[str]:
-    """Return the command that trains a kind of job in two processes."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return [*torchrun, str(HERE / "compared_job.py"), kind, *options]
+def run_again(command: Sequence[str], scratch: Path, environ: Mapping[str, str]) -> None:
+    """Run a command, and once more where it fails: gloo may abort as processes leave."""
+    try:
+        run(command, scratch, environ)
+    except RuntimeError:
+        run(command, scratch, environ)
 
 
-def captured(kind: str, number: int, folder: Path) -> Path:
-    """Return a capture of a job, made if it is not there."""
-    kept = folder / f"{kind}-{number}"
-    if not kept.exists():
-        fresh = folder / "fresh"
-        shutil.rmtree(fresh, ignore_errors=True)
-        options = ["-o", str(fresh), "--active", str(ACTIVE_STEPS)]
-        run([sys.executable, "-m", "tracedoc", "collect", *options, "--", *job(kind)])
-        fresh.rename(kept)
-    return kept
+class Pair:
+    """A job as it is and with its fix, what was captured and measured of both, and where that is kept."""
+
+    def __init__(self, fixed: Fixed, folder: Path) -> None:
+        self.fixed, self._folder = fixed, folder
+
+    def _launch(self, *, mended: bool) -> list[str]:
+        folder = self._folder / "scripts" / self.fixed.job if mended else JOBS
+        script = folder / f"{self.fixed.job}.py"
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        return [sys.executable, *launcher, str(script)]
+
+    def write_mended(self, settings: Mapping[str, str]) -> None:
+        """Write the script with its fix; raises RuntimeError where the fix does not fit it."""
+        script = (JOBS / f"{self.fixed.job}.py").read_text()
+        for old, new in self.fixed.edits:
+            if script.count(old) != 1:
+                raise RuntimeError(f"{old!r} is not once in {self.fixed.job}.py")
+            for name, value in settings.items():
+                new = new.replace(f"{{{name}}}", value)
+            script = script.replace(old, new)
+        target = self._folder / "scripts" / self.fixed.job
+        shutil.copytree(JOBS, target, dirs_exist_ok=True)
+        (target / f"{self.fixed.job}.py").write_text(script)
+
+    def diagnosis(self, *, mended: bool) -> Diagnosis:
+        """The diagnosis of a capture of the job, which is made if it is not there."""
+        kept = self._folder / f"{self.fixed.job}{'-mended' if mended else ''}"
+        if not kept.exists():
+            fresh = self._folder / "fresh"
+            shutil.rmtree(fresh, ignore_errors=True)
+            collect = [sys.executable, "-m", "tracedoc", "collect", "-o", str(fresh), "--"]
+            environ = self.fixed.environ if mended else {}
+            run([*collect, *self._launch(mended=mended)], self._folder / "scratch", environ)
+            fresh.rename(kept)
+        return tracedoc.diagnose([kept], Options(jobs=1))
+
+    def step_ms(self, number: int, *, mended: bool) -> float:
+        """The mean step of a round without the collector, measured if it is not there."""
+        kept = self._folder / f"{self.fixed.job}{'-mended' if mended else ''}-{number}.times.json"
+        if not kept.exists():
+            environ = {**(self.fixed.environ if mended else {}), "STEP_TIMES": str(kept)}
+            run_again(self._launch(mended=mended), self._folder / "scratch", environ)
+        ended = json.loads(kept.read_text())[STEPS_TO_SETTLE:]
+        return (ended[-1] - ended[0]) / 1e6 / (len(ended) - 1)
 
 
-def step_ms(kind: str, number: int, folder: Path, *options: str) -> float:
-    """Return the step of a job without a profiler, measured if it is not there."""
-    kept = folder / f"{kind}-{number}.times.json"
-    if not kept.exists():
-        run(job(kind, "--times", str(kept), *options))
-    ended = json.loads(kept.read_text())[STEPS_TO_SETTLE:]
-    steps = [(after - before) / 1e6 for before, after in pairwise(ended)]
-    whole = len(steps) - len(steps) % STEPS_AT_ONCE
-    return median(mean(steps[at : at + STEPS_AT_ONCE]) for at in range(0, whole, STEPS_AT_ONCE))
+def stated(fixed: Fixed, diagnosis: Diagnosis) -> tuple[tuple[float, float], float]:
+    """What the finding of a job states as the gain of its first fix, and of which step, in ms.
+
+    0 to 0 where no gain is told. Raises RuntimeError where another finding comes first, or another fix.
+    """
+    first = next(iter(diagnosis.findings), None)
+    if first is None or first.rule_id != fixed.rule:
+        raise RuntimeError(f"the first finding is {first.rule_id if first else 'none'}: {diagnosis.summary}")
+    fix = first.fixes[0]
+    if not fix.title.startswith(fixed.title):
+        raise RuntimeError(f"the first fix is {fix.title!r}")
+    step = diagnosis.budget.step_ms if diagnosis.budget else 0.0
+    if fix.predicted is not None:
+        return (fix.predicted.gain_ms[0], fix.predicted.gain_ms[2]), step
+    if first.gain is None:
+        return (0.0, 0.0), step
+    return (first.gain.low_ms, first.gain.high_ms), first.gain.mean_step_ms or step
 
 
-def first_fix(findings: Sequence[Finding], rule: str) -> Fix | None:
-    """Return the first fix of a rule's finding, ``None`` where there is no finding."""
-    return next((one.fixes[0] for one in findings if one.rule_id == rule and one.fixes), None)
+def measured(pair: Pair, rounds: int) -> Measured:
+    """Capture and measure a pair; raises RuntimeError where another cause or fix comes first."""
+    before = pair.diagnosis(mended=False)
+    gain_ms, step = stated(pair.fixed, before)
+    number = before.facts.get("suggested_loader_workers")
+    settings = {"suggested_loader_workers": str(number.value)} if number is not None else {}
+    pair.write_mended(settings)
+    found = compare(before, pair.diagnosis(mended=True))
+    times = [[pair.step_ms(number, mended=mended) for mended in (False, True)] for number in range(rounds)]
+    plain, mended = (median(one[which] for one in times) for which in (0, 1))
+    verdict = found.verdict.word if found.verdict else "none"
+    return Measured(gain_ms, step, plain, mended, verdict)
 
 
-def tried(mended: Mended, number: int, folder: Path) -> Gain:
-    """Return what one repetition predicted and measured; raises RuntimeError if another fix comes first."""
-    before = step_ms(mended.kind, number, folder)
-    diagnosis = tracedoc.diagnose([captured(mended.kind, number, folder)], Options(jobs=1))
-    fix = first_fix(diagnosis.findings, mended.rule)
-    if fix is None or not fix.title.startswith(mended.title):
-        raise RuntimeError(f"the first fix is {fix.title!r}" if fix else f"no finding of {mended.rule}")
-    workers = re.search(r"num_workers=(\d+)", fix.change)
-    options = ("--workers", workers[1]) if workers else ()
-    after = step_ms(mended.becomes, number, folder, *options)
-    predicted = fix.predicted.gain_ms if fix.predicted else None
-    return Gain(predicted, diagnosis.replay.step_ms or 0.0, before, after)
-
-
-def rows(mended: Mended, repetitions: int, folder: Path) -> Iterator[tuple[str, Gain | None]]:
-    """Yield a row of the table for each repetition, and what it holds."""
-    for number in range(repetitions):
-        try:
-            gain = tried(mended, number, folder)
-        except RuntimeError as error:
-            yield f"| {mended.kind} | {number + 1} | {error} | | | | | |", None
-            continue
-        low, likely, high = gain.predicted_ms or (0.0, 0.0, 0.0)
-        predicted = f"{likely:.0f} ms ({low:.0f} to {high:.0f}) of {gain.captured_ms:.0f}"
-        real = f"{gain.real_ms:.0f} ms | {gain.before_ms:.0f} -> {gain.after_ms:.0f} ms"
-        shares = " | ".join(f"{share:.0%}" for share in gain.shares)
-        word = "close" if gain.close else "direction right" if gain.right else "wrong"
-        told = f"{predicted if gain.predicted_ms else 'none'} | {real} | {shares} | {word}"
-        yield f"| {mended.kind} | {number + 1} | {told} |", gain
+def row(fixed: Fixed, found: Measured) -> str:
+    """A line of the table."""
+    low, high = found.stated_ms
+    shares = [f"{share:.0%}" for share in (*found.stated, found.gain)]
+    before, after = found.before_ms, found.after_ms
+    return (
+        f"| {fixed.job}: {fixed.rule} | {low:.1f} to {high:.1f} ms of {found.stated_step_ms:.1f} "
+        f"| {shares[0]} to {shares[1]} | {before - after:.1f} ms, {before:.1f} -> {after:.1f} | {shares[2]} "
+        f"| {'held' if found.held else 'broken'} | {found.verdict} |"
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run, predict and measure; return how many directions are wrong, and one more if few gains are close."""
+    """Capture, fix and measure; return how many of the three goals are missed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=3)
-    parser.add_argument("--into", type=Path, default=HERE.parent / "build" / "predicted")
+    parser.add_argument("names", nargs="*", default=[one.job for one in FIXED])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--into", type=Path, default=JOBS.parents[1] / "build" / "predicted")
     asked = parser.parse_args(arguments)
-    asked.into.mkdir(parents=True, exist_ok=True)
-    print("| job | | predicted gain | real gain | steps without a profiler | predicted | real | |")
-    print("|---|---|---|---|---|---|---|---|")
-    gains = []
-    for mended in MENDED:
-        for row, gain in rows(mended, asked.repetitions, asked.into):
-            print(row, flush=True)
-            gains.append(gain)
-    right, close = (sum(getattr(one, name) for one in gains if one) for name in ("right", "close"))
-    print(f"{len(gains)} predictions: {right} in the right direction, {close} within {CLOSE:.0%} of the gain")
-    return len(gains) - right + (2 * close <= len(gains))
+    print("| job and what is found | stated gain | stated | real gain | real | | compare |")
+    print("|---|---|---|---|---|---|---|")
+    found: list[Measured] = []
+    tried = [one for one in FIXED if one.job in asked.names]
+    for fixed in tried:
+        try:
+            found.append(measured(Pair(fixed, asked.into), asked.rounds))
+        except RuntimeError as error:
+            print(f"| {fixed.job}: {error} | | | | | | |", flush=True)
+            continue
+        print(row(fixed, found[-1]), flush=True)
+    shorter, held = sum(one.gain > 0 for one in found), sum(one.held for one in found)
+    decided = sum(one.verdict == "improved" for one in found)
+    count = len(tried)
+    print(f"{count} fixes: {shorter} make steps shorter, {held} as stated, {decided} decided rightly")
+    return (shorter < count) + (held < ENOUGH * count) + (decided < ENOUGH * count)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def main() -> int:
         ["jobs.py"],
         ["damaged_runs.py", "--count", str(max(round(40 * share), 1))],
         ["compared_runs.py", "--repetitions", str(max(round(10 * share), 1))],
-        ["predicted_runs.py", "--repetitions", str(max(round(10 * share), 1))],
+        ["predicted_runs.py", "--rounds", str(max(round(10 * share), 1))],
         ["named_runs.py"],
         ["bombs.py", "--share", str(share)],
         ["fuzz_manifests.py", "--count", str(round(2000 * share))],

@@ -21,6 +21,8 @@ BANNED = {
     r"arrivals of the peers": "this capture cannot separate waiting from transfer",
     r"takes no step|of its own that tells": "is missing",
     r"told strategy|undrawn|cannot tell\b|can tell\b|told apart": "cannot separate, cannot show",
+    r"no operator covers": "in Python outside PyTorch's operators",
+    r"fixing (?:it|both)|that code\b|no single cause": "the fix, the function or the cause by its name",
     r":(?:func|class|data|mod|meth):`": "a name in backticks",
 }
 """Patterns, each with the words that VOICE asks for."""

@@ -20,7 +20,6 @@ from tracedoc.diagnosis import (
     Budget,
     BudgetLocation,
     CaptureBudget,
-    CollectiveRow,
     Comparison,
     Detail,
     Diagnosis,
@@ -30,8 +29,6 @@ from tracedoc.diagnosis import (
     Fix,
     Gain,
     Instance,
-    KernelRow,
-    PhaseRow,
     RankReport,
     RunInfo,
     StepBudget,
@@ -40,6 +37,7 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.ledger import Ledger, LedgerCause
+from tracedoc.tables import CollectiveRow, KernelRow, PhaseRow
 
 HOSTILE = "<script>alert('\"x\"')</script>[bold red]\x1b[31m\x00\u202egnp.exe🔥"
 

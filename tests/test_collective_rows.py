@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.diagnosis import CollectiveRow
 from tracedoc.pipeline import Options, diagnose
+from tracedoc.report.charts.detail_tables import collective_table
+from tracedoc.tables import CollectiveRow
 from tracedoc.testing import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
 
@@ -70,3 +71,7 @@ def test_an_operation_without_a_partner_leaves_the_bandwidth_of_its_step_unknown
     row = rows_of(tmp_path, [lossy(rank, lost) for rank in range(2)])["all_reduce"]
     assert (row.calls_per_step, row.matched_calls) == (2, 5)
     assert row.busbw_gbps == (pytest.approx(128 * MIB / 10e6) if known else None)
+    # Two all-reduces of 5 ms each, some of which may be waiting: the link is no slower than that.
+    assert row.least_busbw_gbps == (None if known else pytest.approx(128 * MIB / 10e6))
+    (shown,) = collective_table([row]).only(("Bus bandwidth",)).rows  # type: ignore[union-attr]
+    assert shown == ("13.4 GB/s" if known else "at least 13.4 GB/s",)

@@ -17,6 +17,7 @@ from tests.damage import (
     edited,
     gpu_ends_early,
     shorter,
+    without_marks,
 )
 from tracedoc.diagnosis import Diagnosis
 
@@ -72,6 +73,26 @@ def test_a_rank_that_ended_early_is_left_out_of_a_lone_step(shared_traces: Path,
     found = diagnosed(paths, Damage("shorter", 1, edited(shorter(0.3))), tmp_path)
     assert found.summary.startswith("Rank 1 is left out: its records end before a step")
     assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+@pytest.mark.parametrize("rank", [0, 3, 6])
+def test_a_rank_whose_first_and_last_step_have_no_mark(
+    shared_traces: Path, tmp_path: Path, rank: int
+) -> None:
+    """What follows its only marked step ends that, so that it compares with the steps of the other ranks."""
+    paths = files_of(shared_traces / "published_pipeline_8rank")
+    damage = Damage("without marks", rank, edited(without_marks))
+    found = diagnosed(paths, damage, tmp_path)
+    assert Truth(paths).invented(found, damage) == []
+    assert found.summary.startswith("One step captured; pipeline imbalance: stage 3")
+
+
+def test_a_rank_that_ends_within_the_first_step_of_several_is_left_out(
+    shared_traces: Path, tmp_path: Path
+) -> None:
+    paths = files_of(shared_traces / "published_pipeline_8rank")
+    found = diagnosed(paths, Damage("shorter", 7, edited(shorter(0.323))), tmp_path)
+    assert found.summary.startswith("Rank 7 is left out: its records end before a step")
 
 
 RUNS = (

@@ -19,7 +19,7 @@ from tracedoc.report.render import render_pieces
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.worker import digest_file
 
-DIGEST_BYTES = 37_000
+DIGEST_BYTES = 38_000
 """A pickled digest of a few steps with some tens of collectives takes less; 14,000 of it are the programs of
 four steps with 400 GPU events each, by which they are replayed and the critical path is placed."""
 

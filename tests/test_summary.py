@@ -53,7 +53,7 @@ def test_the_largest_cause_comes_first_with_its_bound(tmp_path: Path) -> None:
     found = lanes(tmp_path, "compute 0-60\nallreduce 60-100 14336MiB", ranks=2)
     assert found.summary == (
         "Exposed communication: 40 ms of the 100 ms step is communication with no compute beside it; it "
-        "reaches 376 GB/s of an expected 359 GB/s. Without it: 100 ms -> 60 ms at best."
+        "reaches 376 GB/s of an expected 359 GB/s. More work per communication (100 ms -> 60 ms at best)."
     )
 
 
@@ -103,14 +103,15 @@ def test_a_preview_rule_is_named_like_others(tmp_path: Path) -> None:
     found = lanes(tmp_path, "lead: 0.01\nhost 62-99 name=aten::sort\ncompute 0-60 x100\nstep: 100", ranks=1)
     assert [one.rule_id for one in found.findings] == ["host-away"]
     assert found.summary == (
-        "Long host gaps: the GPU is idle for 40 ms of the 100 ms step in 1 long gap, aten::sort "
-        "(between two steps). Without it: 100 ms -> 60 ms at best."
+        "Long host gaps: the GPU is idle for 40 ms of the 100 ms step in 1 long gap, all aten::sort "
+        "(between two steps). Compute on the GPU what an operator computes on the CPU (100 ms -> 60 ms at "
+        "best)."
     )
 
 
 def test_a_step_of_one_thing_is_not_said_to_vanish(tmp_path: Path) -> None:
     found = lanes(tmp_path, "allreduce 0-100 64MiB", ranks=2, keep=1)
-    assert found.summary.startswith("Exposed communication: 100 ms of the 101 ms step")
+    assert found.summary.startswith("1 of 2 ranks captured; exposed communication: 100 ms of the 101 ms step")
     assert "at best" not in found.summary or "-> 0 ms" not in found.summary
 
 
@@ -155,8 +156,8 @@ def test_a_cpu_trace_tells_what_preview_rules_find(tmp_path: Path) -> None:
     assert [one.severity for one in found.findings if one.rule_id == "step-outliers"] == ["critical"]
     assert found.summary == (
         "Slow steps: a step takes 100 ms longer than the usual 100 ms every 3 steps (the first is step 6); "
-        "that is 34.5 ms a step on average over the whole run; the captured steps show none of them. "
-        "Without it, the mean step: 135 ms -> 100 ms at best."
+        "that is 34.5 ms a step on average over the whole run; no captured step stands out. "
+        "See what the loop does in those steps (mean step 135 ms -> 100 ms at best)."
     )
 
 
@@ -168,7 +169,9 @@ def test_a_cpu_step_without_operators_for_most_of_it_says_so(
     for builder in parse_lanes(f"step: 100\ncompute 0-{busy} x{busy}", ranks=1, device=None):
         builder.write(tmp_path / f"rank-{builder.rank}.json")
     summary = diagnose([tmp_path]).summary
-    assert ("For 60 ms of it no operator runs: sleep, I/O, or Python of the script." in summary) is is_said
+    assert (
+        "For 60 ms of the 100 ms step no operator runs: sleep, I/O, or Python of the script." in summary
+    ) is is_said
 
 
 def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None:
@@ -180,7 +183,7 @@ def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None
     assert found.budget is not None
     assert (found.budget.compute_ms, found.budget.idle_ms) == (20, 80)
     assert found.summary == (
-        "Recompilation: it takes 70 ms of each 100 ms step. Without it: 100 ms -> 30 ms at best."
+        "Recompilation: it takes 70 ms of each 100 ms step. Find out what changes (100 ms -> 30 ms at best)."
     )
 
 
@@ -194,7 +197,9 @@ def test_what_slow_steps_of_the_whole_run_cost_is_no_part_of_the_captured_step(t
     assert slow.gain is not None
     assert slow.gain.mean_step_ms == pytest.approx((40 * 100 + 5 * 1700) / 45)
     assert slow.gain.high_ms == pytest.approx(5 * 1600 / 45)
-    assert found.summary.endswith("Without the first, the mean step: 278 ms -> 100 ms at best.")
+    assert found.summary.endswith(
+        "See what the loop does in those steps (mean step 278 ms -> 100 ms at best)."
+    )
     assert "of the mean step of 278 ms" in gain_text(slow.gain)
 
 
@@ -264,7 +269,7 @@ def test_a_note_of_a_cpu_run_does_not_stand_for_the_first_finding(sample_traces:
     ("share_ms", "said"),
     [
         (4.9, "CPU run: nothing found to change in the 90 ms step."),
-        (5.0, "CPU run (times are indicative): 5 ms of the 100 ms step go to CPU contention."),
+        (5.0, "CPU run (times are indicative). CPU contention: 5 ms of the 100 ms step."),
     ],
 )
 def test_a_note_of_a_cpu_run_is_named_by_what_its_cause_costs(

@@ -83,7 +83,15 @@ def test_parameters_are_counted_in_short(value: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(52.3, "gbps", "52.3 GB/s"), (True, "bool", "yes"), ("nccl", "text", "nccl"), (377, "count", "377")],
+    [
+        (52.3, "gbps", "52.3 GB/s"),
+        (6.9e-5, "gbps", "69 kB/s"),
+        (0.05, "gbps", "50 MB/s"),
+        (0.0, "gbps", "0 GB/s"),
+        (True, "bool", "yes"),
+        ("nccl", "text", "nccl"),
+        (377, "count", "377"),
+    ],
 )
 def test_quantities_speak_in_their_unit(value: float | str | bool, unit: str, text: str) -> None:
     assert format_quantity(value, unit) == text

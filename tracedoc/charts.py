@@ -104,13 +104,15 @@ class PictureRow(msgspec.Struct, frozen=True):
 
     Keys of ``spans_ms``: "forward", "recompute", "backward", "optimizer" and "compute" (of no phase);
     "transfer", "wait", "pipeline" and "unsplit" of exposed communication; "copy" where exposed; "idle " and a
-    cause; and "communication", hidden or not, which runs beside the others.
+    cause; and "communication", hidden or not, which runs beside the others. ``named`` are the longest
+    kernels, collectives and gaps: beginning, end, and the number of their name in the picture's ``names``.
     """
 
     rank: int
     start_ms: float
     end_ms: float
     spans_ms: dict[str, Pairs]
+    named: tuple[tuple[float, float, int], ...] = ()
 
 
 class PathStretch(msgspec.Struct, frozen=True):
@@ -142,3 +144,4 @@ class Picture(msgspec.Struct, frozen=True):
     left_out: int = 0
     closed_ms: float = 0.0
     path: tuple[PathStretch, ...] = ()
+    names: tuple[str, ...] = ()

@@ -6,6 +6,8 @@ fields are only ever added. Durations are float milliseconds, shares 0..1, sizes
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import PurePath
 from textwrap import shorten
 from typing import Any
 
@@ -14,8 +16,9 @@ import msgspec
 import tracedoc
 from tracedoc.charts import MemoryCurve, Picture, TransferSpeeds, UnitTimeline, Waits
 from tracedoc.errors import Limit
-from tracedoc.ledger import Ledger
+from tracedoc.ledger import Ledger, Range
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport
+from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
 
 SCHEMA_VERSION = "2"
 READABLE_VERSIONS = ("1", SCHEMA_VERSION)
@@ -123,6 +126,10 @@ class RunInfo(msgspec.Struct, frozen=True):
     ``reader`` is what read the traces: "native", "python", or both where workers differ. ``settings`` are
     versions, variables and settings of the job by name, empty without a manifest. ``captured_at`` is when the
     first event happened, in UTC as RFC 3339 writes it, empty where the traces do not count from 1970.
+    ``name`` is that of the folder with all traces, "" where there is none or it names a host; ``command`` is
+    what started the job, as the manifest tells, else "".
+    ``samples_per_s`` and ``tokens_per_s`` are those of ``ranks_seen`` together, in the analysed step;
+    ``None`` where they are not known.
     """
 
     world_size: int | None
@@ -138,6 +145,17 @@ class RunInfo(msgspec.Struct, frozen=True):
     reader: str = ""
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     captured_at: str = ""
+    name: str = ""
+    command: str = ""
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+
+
+def folder_of(sources: Sequence[str], hosts: Sequence[str]) -> str:
+    """The name of the folder with all traces: never more of a path, and "" for one that names a host."""
+    folders = {PurePath(source).parent.name for source in sources}
+    name = folders.pop() if len(folders) == 1 else ""
+    return "" if any(host and host in name for host in hosts) else name
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -289,119 +307,6 @@ class FactRecord(msgspec.Struct, frozen=True):
     doc: str = ""
 
 
-class CollectiveRow(msgspec.Struct, frozen=True):
-    """One kind of collective in the analysed step, over all its calls."""
-
-    op: str
-    group: str
-    group_size: int | None
-    dtype: str
-    calls_per_step: float
-    bytes_median: int | None
-    bytes_per_step: int | None
-    time_ms: float
-    exposed_ms: float
-    wait_ms: float | None
-    transfer_ms: float | None
-    busbw_gbps: float | None
-    expected_gbps: float | None = None  # what the median size should reach on this link
-    median_transfer_ms: float | None = None  # of one operation, over all steps
-    arrival_spread_ms: float | None = None  # first to last rank, median over all steps
-    matched_calls: int = 0  # operations matched with other ranks, in all steps
-    partial_calls: int = 0  # of these, those of which a rank was not captured
-    last_arrivals: dict[str, int] = msgspec.field(default_factory=dict)  # how often each rank came last
-
-
-class UnitRow(msgspec.Struct, frozen=True):
-    """One sharded unit in one pass ("forward", "backward", "recompute"): medians over the steps.
-
-    ``nbytes`` is the gathered size. ``launch_lag_ms`` is how long after the end of the compute before it
-    the gather was launched, negative if in time; ``compute_beside_ms`` the compute that its transfer could
-    hide behind; ``stall_ms`` the compute stream's idle time that its end ended; ``units_ahead`` how many
-    units ahead it started. ``None`` where the capture does not tell.
-    """
-
-    name: str
-    phase: str
-    nbytes: int | None
-    gathers_per_step: float
-    gather_ms: float | None
-    wait_ms: float | None
-    transfer_ms: float | None
-    launch_lag_ms: float | None
-    compute_beside_ms: float | None
-    stall_ms: float | None
-    units_ahead: int | None
-    reductions_per_step: float
-    reduction_ms: float | None
-    reduction_stall_ms: float | None
-
-
-class KernelRow(msgspec.Struct, frozen=True):
-    """The kernels of one name in the analysed step."""
-
-    name: str
-    category: str
-    calls: int
-    time_ms: float
-
-
-class PhaseRow(msgspec.Struct, frozen=True):
-    """One phase of the analysed step: what it computed, communicated, and left exposed.
-
-    ``span_ms`` is how much of the step it takes; over all phases that is the step. Work counts for the
-    phase that launched it, whenever it runs.
-    """
-
-    phase: str  # "forward" | "recompute" | "backward" | "optimizer" | "other"
-    span_ms: float
-    compute_ms: float
-    comm_ms: float
-    exposed_comm_ms: float
-
-
-class CauseRow(msgspec.Struct, frozen=True):
-    """Idle time of the analysed step by what the host did meanwhile; the rows add up to the idle time."""
-
-    cause: str
-    idle_ms: float
-
-
-class SyncRow(msgspec.Struct, frozen=True):
-    """The host's waits for the GPU in the analysed step that one operator asked for in one place.
-
-    ``draining`` of the ``count`` waits left the GPU idle, for ``idle_ms`` in all. ``line`` is the Python
-    function around them, "" without stacks.
-    """
-
-    operator: str
-    call: str
-    where: str
-    count: int
-    draining: int
-    blocked_ms: float
-    idle_ms: float
-    line: str = ""
-
-
-class AwayRow(msgspec.Struct, frozen=True):
-    """Long gaps of the analysed step in which the host launched nothing, by what it did instead and where."""
-
-    doing: str
-    where: str
-    count: int
-    longest_ms: float
-    idle_ms: float
-
-
-class HostDetail(msgspec.Struct, frozen=True):
-    """What the host of the rank that stands for the run did while its device was idle."""
-
-    causes: tuple[CauseRow, ...] = ()
-    syncs: tuple[SyncRow, ...] = ()
-    away: tuple[AwayRow, ...] = ()
-
-
 class Detail(msgspec.Struct, frozen=True):
     """Optional tables that pages and comparisons read."""
 
@@ -421,7 +326,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """Everything above. ``summary`` is the answer in one sentence.
 
     ``ledger`` is what each cause costs the mean captured step, ``None`` without a replay. ``plan`` are fixes
-    in the order in which they pay, each on top of those before it. ``budgets`` are the performance budgets
+    in the order in which they pay, each on top of those before it; ``gpu_hours`` is how many GPU-hours of a
+    day it saves (low, likely, high), or the first fix where that saves more: ``None`` where neither or the
+    number of GPUs is not known, and on CPUs. ``budgets`` are the performance budgets
     that the project set itself, ``rules_left_out`` the number of rules not selected.
     """
 
@@ -438,9 +345,15 @@ class Diagnosis(msgspec.Struct, frozen=True):
     ledger: Ledger | None = None
     plan: tuple[PlanStep, ...] = ()
     budgets: tuple[BudgetCheck, ...] = ()
+    gpu_hours: Range | None = None
     rules_left_out: int = 0
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
+
+    @property
+    def name(self) -> str:
+        """The name of the run, which older results do not keep: that of its folder, "" for none."""
+        return self.run.name or folder_of(self.run.sources, [rank.host for rank in self.ranks])
 
     def number(self, fact: str) -> float | None:
         """The value of a fact that stands for the run, ``None`` where it is unknown or no number."""

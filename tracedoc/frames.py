@@ -7,17 +7,11 @@ from typing import Any
 
 from msgspec.structs import fields
 
-from tracedoc.diagnosis import (
-    BudgetParts,
-    CollectiveRow,
-    Diagnosis,
-    KernelRow,
-    RankReport,
-    StepBudget,
-)
+from tracedoc.diagnosis import BudgetParts, Diagnosis, RankReport, StepBudget
 from tracedoc.errors import InputError
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.ledger import LedgerCause
+from tracedoc.tables import CollectiveRow, KernelRow
 
 Row = dict[str, Any]
 

@@ -338,6 +338,8 @@ def _candidate(file: TraceFile, digest: RankDigest) -> Candidate:
         order_hint=file.order_hint,
         group_hint=file.group_hint,
         backend=digest.backend,
+        span_ns=(digest.start_ns, max((step.end_ns for step in digest.steps), default=digest.start_ns)),
+        communicates=len(digest.collectives) > 0,
     )
 
 

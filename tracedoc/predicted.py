@@ -6,6 +6,20 @@ import msgspec
 
 from tracedoc.ledger import Ledger, Range
 
+CPU_RUNS_DIFFER = 0.10
+"""Steps of two runs of a job on CPUs, which share their cores with everything else, differ by this share."""
+
+
+def as_runs_differ(gain_ms: Range, step_ms: float) -> Range:
+    """A gain on CPUs of a step of ``step_ms``: as unsure as two runs, by what it takes or leaves."""
+    low, likely, high = gain_ms
+    spread = CPU_RUNS_DIFFER * max(min(likely, step_ms - likely), 0.0)
+    return low - spread, likely, max(min(high + spread, step_ms), high)
+
+
+LEAST_SHARE = 0.01
+"""A gain below this share of the step is within the spread of any measurement."""
+
 
 class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted"):
     """The step after a change, and what it saves, as ``(low, likely, high)`` in milliseconds.
@@ -21,6 +35,11 @@ class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted")
     then_limited_by: str
     confidence: str
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def before_ms(self) -> float:
+        """Today's step, of which the likely gain is a part."""
+        return self.step_ms[1] + self.gain_ms[1]
 
 
 class NotPredicted(msgspec.Struct, frozen=True, tag_field="state", tag="not-predicted"):

@@ -52,12 +52,20 @@ def format_quantity(value: float | int | str | bool, unit: str) -> str:
     if unit == "bytes":
         return format_bytes(float(value))
     if unit == "gbps":
-        return f"{_significant(float(value))} GB/s"
+        return _rate(float(value))
     if unit == "per_s":
         return f"{_significant(float(value))}/s"
     if unit == "tflops":
         return f"{_significant(float(value))} TFLOP/s"
     return _significant(float(value))
+
+
+def _rate(gbps: float) -> str:
+    """A bandwidth in GB/s, a slow one in MB/s or kB/s, of powers of 1000."""
+    for size, name in ((1.0, "GB/s"), (1e3, "MB/s")):
+        if gbps == 0 or abs(gbps) * size >= 0.0995:
+            return f"{_significant(gbps * size)} {name}"
+    return f"{_significant(gbps * 1e6)} kB/s"
 
 
 def format_ms(value: float) -> str:

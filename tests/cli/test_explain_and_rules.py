@@ -14,11 +14,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
+from tracedoc.diagnosis import BUDGET_PARTS
 from tracedoc.glossary import letters, limits, spellings, words
 from tracedoc.idle_causes import WORDS as IDLE_WORDS
 from tracedoc.judge.load import load_rules
 from tracedoc.ledger import CAUSE_IDS
-from tracedoc.report.view import BUDGET_PARTS, PHASES
+from tracedoc.report.view import PHASES
 from tracedoc.report.words import RESOURCES, STATES
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
-from tracedoc.collector import samples
+from tracedoc.collector import evidence, samples
 from tracedoc.collector.samples import StackSamples
 
 
@@ -47,3 +49,22 @@ def test_a_step_that_the_collector_makes_long_does_not_count(watched: StackSampl
     watched.skip()
     watched.step()
     assert len(watched._lengths) == 5
+
+
+def free_memory() -> None:
+    """Collect garbage, as scripts do."""
+    gc.collect()
+
+
+def test_a_long_collection_shows_who_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "LONG_PAUSE_NS", 0)
+    watch = evidence.CollectionWatch(lambda generation, end, length: None)
+    watch.begin()
+    free_memory()
+    watch.end()
+    told = watch.describe()
+    assert isinstance(told, dict)
+    frames = [frame for one in told["stacks"] for frame in one["frames"]]
+    assert any("free_memory@" in frame for frame in frames)
+    assert not any("collector/evidence.py" in frame for frame in frames)
+    assert told["asked_ms"] > 0

@@ -11,6 +11,7 @@ import tracedoc
 from tests.comparison.test_scaling import on
 from tests.example_diagnoses import sharded
 from tracedoc.comparison.compare import compare
+from tracedoc.comparison.step_change import StepVerdict
 from tracedoc.comparison.waterfall import cause_waterfall, step_lengths
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.ledger import Ledger, LedgerCause
@@ -87,3 +88,13 @@ def test_real_runs_add_up(sample_traces: Path) -> None:
     fall = compare(*sides).waterfall
     assert sum(part.change_ms for part in fall.parts) == pytest.approx(fall.measured_ms - fall.ideal_ms)
     assert max(fall.parts, key=lambda part: part.change_ms).key == "ranks.host"
+
+
+def test_the_first_line_names_the_function_that_went() -> None:
+    base = sharded()
+    assert base.ledger is not None
+    code = LedgerCause("host.pause", 100.0, (100.0,) * 3, 100.0, place="`encode` (`train.py:7`)")
+    ledger = replace(base.ledger, step_ms=520.0, causes=(*base.ledger.causes, code))
+    found = replace(compare(replace(base, ledger=ledger), base), verdict=StepVerdict("improved"))
+    line = comparison_sheet(found).answer
+    assert line.endswith("mostly host code (Python, files, sleep) in `encode` (`train.py:7`) (-100 ms).")

@@ -76,6 +76,37 @@ def test_a_regression_fails_where_it_is_asked_for(before: str, slower: str) -> N
     assert compare(slower, before, "--fail-on-regression", "5").exit_code == 0
 
 
+def test_a_new_straggler_fails_where_it_is_asked_for(tmp_path: Path) -> None:
+    """The steps are too few to say that they are longer; the rank that the others wait for is new."""
+    base, head = sharded(), tmp_path / "late.json"
+    (late,) = (one for one in base.findings if one.topic == "straggler")
+    assert late.severity == "critical"
+    few = tuple(replace(rank, steps=rank.steps[:2]) for rank in base.ranks)
+    calm, fine = tmp_path / "calm.json", tuple(one for one in base.findings if one is not late)
+    calm.write_text(to_json(replace(base, findings=fine)), encoding="utf-8")
+    for finding, code in ((late, 1), (replace(late, severity="note"), 0)):
+        found = replace(base, ranks=few, findings=(finding, *fine))
+        head.write_text(to_json(found), encoding="utf-8")
+        result = compare(str(calm), str(head), "--fail-on-regression", "5%")
+        assert result.exit_code == code, result.stderr
+
+
+def test_head_and_tab_name_the_runs(tmp_path: Path) -> None:
+    base, page, other = sharded(), tmp_path / "c.html", tmp_path / "after.json"
+    run = replace(
+        base.run, name="lr-3e-4", command="torchrun train.py --lr 3e-4", captured_at="2026-11-02T10:00:00Z"
+    )
+    first = tmp_path / "first.json"
+    first.write_text(to_json(replace(base, run=replace(run, name="lr-1e-4"))), encoding="utf-8")
+    other.write_text(to_json(replace(base, run=run)), encoding="utf-8")
+    text = compare(str(first), str(other), "-o", str(page), "-o", "-").stdout
+    assert text.splitlines()[1] == "lr-1e-4 -> lr-3e-4"
+    assert "HEAD: lr-3e-4, captured 2026-11-02 10:00 UTC, torchrun train.py --lr 3e-4." in text.replace(
+        "\n", " "
+    )
+    assert "<title>lr-1e-4 -&gt; lr-3e-4: " in page.read_text(encoding="utf-8")
+
+
 def test_inconclusive_does_not_fail_and_says_what_would_decide(before: str, tmp_path: Path) -> None:
     base = sharded()
     few = tuple(replace(rank, steps=rank.steps[:2]) for rank in base.ranks)
@@ -162,7 +193,7 @@ def test_page_runs_no_script_and_requests_nothing(before: str, slower: str, tmp_
     assert "Regressed: 400 ms -&gt; 600 ms" in text
     # BASE, the part that grew by 200 of 600 ms from where BASE ends, and HEAD.
     assert '<rect class="other" x="0.00" y="0" width="666.67" height="10">' in text
-    assert '<rect class="idle" x="666.67" y="0" width="333.33" height="10">' in text
+    assert '<rect class="longer" x="666.67" y="0" width="333.33" height="10">' in text
 
 
 def test_page_shows_hostile_names_as_text(before: str, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from tests.example_diagnoses import sharded
 from tracedoc.comparison.compare import compare
 from tracedoc.comparison.differences import finding_changes
 from tracedoc.comparison.waterfall import compared_budget, late_rank
-from tracedoc.diagnosis import Budget, BudgetLocation, CollectiveRow, Diagnosis, FactRecord, Verdict
+from tracedoc.diagnosis import Budget, BudgetLocation, Comparison, Diagnosis, FactRecord, Verdict
+from tracedoc.tables import CollectiveRow
 
 
 def with_settings(**settings: str) -> Diagnosis:
@@ -126,13 +127,17 @@ def test_finding_is_fixed_where_its_rule_passed_and_not_where_it_could_not_be_ju
     base = sharded()
     gone = base.findings[0].rule_id
 
-    def after(outcome: str) -> list[tuple[str, str]]:
+    def after(outcome: str, *holds: bool) -> list[tuple[str, str]]:
         kept = tuple(one for one in base.findings if one.rule_id != gone)
-        head = replace(base, findings=kept, verdicts=(Verdict(gone, outcome),))
+        compared = tuple(Comparison("a > b", 2, 1, one) for one in holds)
+        head = replace(base, findings=kept, verdicts=(Verdict(gone, outcome, compared),))
         return [(one.rule_id, one.state) for one in finding_changes(base, head) if one.rule_id == gone]
 
     assert after("pass") == [(gone, "fixed")]
     assert after("unknown") == []
+    # Its conditions hold as before; it is told with another finding, or costs little.
+    assert after("yielded", True, True) == after("pass", True) == []
+    assert after("pass", True, False) == [(gone, "fixed")]
 
 
 def test_rank_that_hardly_costs_the_others_stands_for_the_run() -> None:

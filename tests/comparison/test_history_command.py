@@ -80,13 +80,27 @@ def test_the_time_of_capture_comes_before_that_of_the_files(
     assert [one["name"] for one in json.loads(history(str(tmp_path), "-f", "json").stdout)["runs"]] == order
 
 
+def test_unrelated_jobs_are_kept_apart(tmp_path: Path) -> None:
+    """A job of another model between two runs of one: these are compared with each other, not with it."""
+    models = (("a", sharded(), "7000000"), ("b", sharded(), "13000000"), ("c", healed(), "7000000"))
+    for number, (name, found, parameters) in enumerate(models):
+        run = replace(found.run, settings={"parameters": parameters})
+        keep(tmp_path, name, replace(found, run=run), 1000 * number)
+    runs = json.loads(history(str(tmp_path), "-f", "json").stdout)["runs"]
+    assert [(one["name"], one["job"], one["verdict"]) for one in runs] == [
+        ("a.json", 1, ""), ("c.json", 1, "improved"), ("b.json", 2, ""),
+    ]  # fmt: skip
+    assert history(str(tmp_path)).stdout.startswith("3 runs of 2 jobs that have nothing in common")
+
+
 def test_text_has_a_row_for_each_run(runs: Path) -> None:
     lines = history(str(runs)).stdout.splitlines()
     assert lines[0] == "2 runs: 400 ms -> 320 ms a step; one finding was fixed."
     titles = ["Run", "GPUs", "step", "computing", "change", "verdict", "costs most", "findings"]
-    assert re.split(r"\s{2,}", lines[2]) == titles
+    assert lines[1] == runs.name
+    assert re.split(r"\s{2,}", lines[3]) == titles
     assert "ranks.host 88 ms" in " ".join(lines)
-    assert any("predicted up to 90 ms" in line or "predicted 10 ms to 90 ms" in line for line in lines)
+    assert any("predicted up to 90 ms" in line or "predicted 10 to 90 ms" in line for line in lines)
 
 
 def test_figures_and_pages_are_written(runs: Path, tmp_path: Path) -> None:

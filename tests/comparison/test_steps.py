@@ -15,6 +15,7 @@ from tracedoc.comparison.step_change import (
     _cut,
     _rank_sum_counts,
     run_steps,
+    same_capture,
     step_change,
     verdict_on,
 )
@@ -104,6 +105,28 @@ def test_few_steps_decide_nothing(counts: tuple[int, int]) -> None:
     found = verdict_on(step_change(lasting(*[100.0] * counts[0]), lasting(*[50.0] * counts[1])))
     assert found.word == "inconclusive"
     assert "cannot be told from noise" in found.why
+
+
+def test_the_reason_is_the_reason() -> None:
+    """All steps of HEAD are 9 to 12 % longer: a change for sure, but two captures on CPUs differ by 10 %."""
+    base = lasting(100, 100.2, 100.4, 100.6, 100.8, device="CPU")
+    head = lasting(109.2, 109.9, 110.6, 111.3, 112, device="CPU")
+    change = step_change(base, head)
+    assert change is not None
+    assert change.low_frac > 0
+    assert verdict_on(change).why == "two captures of one job may differ by as much"
+    wild = step_change(lasting(60, 80, 100, 120, 140), lasting(70, 90, 110, 130, 150))
+    assert verdict_on(wild).why == "the steps vary more than the change"
+
+
+def test_a_capture_does_not_differ_from_itself() -> None:
+    """Not even where it has a single step, of which nothing else could be told."""
+    run = lasting(100.0)
+    assert same_capture(run, replace(run, tool_version="another"))
+    assert not same_capture(run, lasting(100.1))
+    assert not same_capture(replace(run, ranks=()), replace(run, ranks=()))
+    assert verdict_on(step_change(run, run)).word == "inconclusive"
+    assert verdict_on(step_change(run, run), same_capture=True).word == "unchanged"
 
 
 def test_side_without_steps_is_inconclusive() -> None:

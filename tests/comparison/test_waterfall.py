@@ -13,7 +13,8 @@ import tracedoc
 from tests.example_diagnoses import DIAGNOSES
 from tracedoc.comparison.compare import compare
 from tracedoc.comparison.waterfall import Waterfall, waterfall
-from tracedoc.diagnosis import Diagnosis, KernelRow
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.tables import KernelRow
 from tracedoc.testing import parse_lanes
 
 EXACT_MS = 0.001

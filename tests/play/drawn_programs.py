@@ -162,6 +162,7 @@ def join_ranks(ranks: Sequence[Drawn]) -> RunProgram:
         kind=np.zeros(size, dtype=np.int32),
         group=np.zeros(size, dtype=np.int32),
         gradients=np.zeros(size, dtype=bool),
+        extra=np.zeros(size, dtype=bool),
         complete=np.ones(size, dtype=bool),
         block=np.full(size, NONE, dtype=np.int32),
         kinds=("all_reduce",),

@@ -27,6 +27,7 @@ def parts(transfer_us: list[int], nbytes: list[int], *, matched: bool = True) ->
         kind=np.zeros(count, dtype=np.int32),
         group=np.zeros(count, dtype=np.int32),
         gradients=np.zeros(count, dtype=bool),
+        extra=np.zeros(count, dtype=bool),
         complete=np.full(count, matched),
         block=np.full(count, NONE, dtype=np.int32),
         kinds=("all_reduce",),

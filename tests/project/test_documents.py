@@ -8,12 +8,14 @@ import shlex
 from pathlib import Path
 from types import ModuleType
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import tracedoc
 from tests.golden import REFRESH
 from tracedoc.cli import main
+from tracedoc.errors import TracedocError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -66,6 +68,29 @@ def test_every_command_of_a_document_runs(
     for command in commands_of(document):
         done = CliRunner().invoke(main, shlex.split(command, comments=True)[1:])
         assert done.exit_code == 0, f"{command}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_every_command_that_names_a_job_of_the_reader_is_one(document: Path) -> None:
+    """Commands within a line, or on files of the reader's: there is such a command with such options."""
+    text = document.read_text(encoding="utf-8")
+    shown = re.findall(r"`(tracedoc [^`]+)`", text)
+    shown += [line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.splitlines()]
+    for line in shown:
+        words = shlex.split(re.split(r" [|>]+ |&&", line)[0], comments=True)
+        if words[0] != "tracedoc" or len(words) < 2 or words[1].startswith("-"):
+            continue
+        command = main.get_command(click.Context(main), words[1])
+        assert command is not None, line
+        try:
+            while isinstance(command, click.Group) and len(words) > 2 and not words[2].startswith("-"):
+                command, words = command.get_command(click.Context(command), words[2]), words[1:]
+                assert command is not None, line
+            command.make_context(words[1], words[2:])
+        except click.NoSuchOption as error:
+            pytest.fail(f"{line}: {error}")
+        except (click.ClickException, click.exceptions.Exit, TracedocError):
+            pass  # a file of the reader's that is not here
 
 
 def test_python_of_the_library_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,8 @@ def test_gallery_has_the_answer_the_figure_and_the_page(tmp_path: Path) -> None:
     assert set(gallery.samples()) == folders - {"__pycache__"}
     gallery.write_gallery(tmp_path, ["cpu_ddp_slow_metrics"])
     text = (tmp_path / "gallery.md").read_text(encoding="utf-8")
-    assert "> Rank-0 work: the other ranks wait" in text
+    assert "## Rank 0 is late, or one rank is\n\n### " in text
+    assert "> Rank-0 work: rank 1 waits" in text
     assert "`write_metrics` (`train.py:13`)" in text
     for name in re.findall(r"\(gallery/([\w.]+)\)", text):
         assert (tmp_path / name).stat().st_size > 10_000

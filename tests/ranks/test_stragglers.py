@@ -124,7 +124,7 @@ def test_one_rank_that_pauses_now_and_then_is_told_with_its_steps(tmp_path: Path
     diagnosis = judged(tmp_path)
     (finding,) = [f for f in diagnosis.findings if f.topic == "straggler"]
     assert finding.rule_id == "rotating-straggler"
-    assert "in 3 of 6 steps it is rank 1" in finding.message
+    assert "rank 1 is late in steps 0, 2, 5; rank 1's kernels take longer then" in finding.message
     assert diagnosis.facts["straggler_any_cost_ms"].value == pytest.approx(12.5)
 
 
@@ -162,10 +162,11 @@ def test_on_a_busy_host_what_a_rank_does_in_every_step_is_its_cause(tmp_path: Pa
         builder.write(tmp_path / f"rank-{rank}.json")
     (finding,) = [f for f in judged(tmp_path).findings if f.rule_id == "cpu-straggler"]
     assert finding.ranks == (1,)
-    assert "30 ms more than the other ranks in code that no operator covers" in finding.message
-    assert "The other ranks wait 100 ms (median)" in finding.message
+    assert "30 ms more than rank 0 in Python outside PyTorch's operators" in finding.message
+    assert "rank 0 waits 100 ms for rank 1" in finding.message
     assert finding.gain is not None  # without the sleep the shared core may remain
-    assert (finding.gain.low_ms, finding.gain.likely_ms) == pytest.approx((30.0, 30.0), abs=1.5)
+    # Two runs on CPUs differ by a tenth of what is taken away.
+    assert (finding.gain.low_ms, finding.gain.likely_ms) == pytest.approx((27.0, 30.0), abs=1.5)
 
 
 def test_a_late_rank_costs_what_the_peers_of_its_own_groups_wait(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tracedoc.charts import (
     UnitTimeline,
     Waits,
 )
-from tracedoc.diagnosis import FactRecord, Gain, KernelRow, Verdict
+from tracedoc.diagnosis import FactRecord, Gain, Verdict
 from tracedoc.report.charts.bars import RangeBar, gain_bar
 from tracedoc.report.charts.detail_tables import (
     MOST_LETTERS,
@@ -32,6 +32,7 @@ from tracedoc.report.charts.heat_map import WORDED_STEPS, heat_map, waits_mostly
 from tracedoc.report.charts.over_time import MOST_UNIT_ROWS, memory_chart, unit_chart
 from tracedoc.report.charts.scatter import scatter
 from tracedoc.report.view import build_view
+from tracedoc.tables import KernelRow
 
 WAITS = Waits((0, 1, 2), (4, 5), ((30.0, 10.0), (0.0, None), (15.0, 0.0)), ((1, 1), (None, None), (1, None)))
 

@@ -38,11 +38,21 @@ def figure() -> Any:
 
 
 def test_budgets_are_stacked_and_as_long_as_the_step(figure: Any) -> None:
-    """Rank 0: compute 250, transfer 40, waiting 90, copies 2, idle 18; 400 ms in all."""
+    """Rank 0: compute 250, transfer 40, waiting 90, copies 2, idle 10, 5 and 3 by cause; 400 ms in all."""
     bars = [bar for bar in panel(figure, "Where the median step").patches if round(bar.get_y() + 0.4) == 0]
     assert [(bar.get_x(), bar.get_width()) for bar in bars] == [
-        (0, 250), (250, 40), (290, 90), (380, 2), (382, 18),
+        (0, 250), (250, 40), (290, 90), (380, 2), (382, 10), (392, 5), (397, 3),
     ]  # fmt: skip
+
+
+def test_the_ledger_is_drawn_from_todays_step_to_the_ideal_one(figure: Any) -> None:
+    """Of 420 ms the first cause takes 88, so that its bar begins at 332; the ideal step begins at 0."""
+    bars = panel(figure, "What costs the step").patches
+    drawn = [end for bar in bars[:2] for end in (bar.get_x(), bar.get_width())]
+    assert drawn == pytest.approx([0, 1, 332 / 420, 88 / 420])
+    assert bars[-1].get_x() == 0
+    words = [label.get_text() for label in panel(figure, "What costs the step").get_yticklabels()]
+    assert (words[0], words[-1]) == ("today's step", "ideal step")
 
 
 def test_heat_map_has_the_waits_of_complete_steps(figure: Any) -> None:
@@ -72,7 +82,7 @@ def test_timeline_has_each_state_at_its_time(figure: Any) -> None:
 
 
 def test_critical_path_runs_through_the_late_rank(figure: Any) -> None:
-    (line,) = (line for line in figure.axes[0].lines if line.get_label() == LABEL)
+    (line,) = (line for line in panel(figure, "Step 5").lines if line.get_label() == LABEL)
     at = dict(zip(*line.get_data(), strict=True))
     # Rank 5 is the second row; the host runs above its bar, communication below it.
     assert [round(at[ms], 2) for ms in (280.0, 350.0, 390.0)] == [0.59, 1.44, 1.44]
@@ -97,7 +107,7 @@ def test_no_two_colours_that_meet_are_one_in_grey() -> None:
 
 @pytest.mark.parametrize("file_format", sorted(BEGINS))
 def test_figure_has_one_file(file_format: str) -> None:
-    diagnosis = replace(sharded(), summary=f"Costs $5_{{6}} and {HOSTILE}")
+    diagnosis = replace(sharded(), summary=f"Costs $5_{{6}} in `f` and {HOSTILE}")
     content = render_file(diagnosis, file_format)
     assert content.startswith(BEGINS[file_format])
     if file_format == "svg":
@@ -105,12 +115,13 @@ def test_figure_has_one_file(file_format: str) -> None:
         assert b"<script" not in content
         text = " ".join(ElementTree.fromstring(content).itertext())
         assert "$5_{6}" in text, "no formula"
+        assert "`" not in text
         assert "gpu-node" not in text
         assert not re.search(rb'(?:href|src)="(?!#|data:image/)', content), "nothing is fetched"
 
 
 def test_capture_without_a_step_has_no_figure() -> None:
-    nothing: Diagnosis = replace(sharded(), ranks=(), detail=Detail())
+    nothing: Diagnosis = replace(sharded(), ranks=(), detail=Detail(), ledger=None)
     with pytest.raises(InputError, match="no step to draw"):
         diagnosis_figure(build_view(nothing))
 

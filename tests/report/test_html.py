@@ -244,5 +244,6 @@ def test_head_and_title_name_the_run_and_when_it_was_captured() -> None:
 
 def test_what_stands_between_backticks_is_code() -> None:
     found = replace(sharded().findings[0], message="late in `f` (`a<b>.py:3`)")
-    page = render_html(build_view(replace(sharded(), findings=(found,))))
+    page = render_html(build_view(replace(sharded(), findings=(found,), summary="Late: in `f`. More.")))
     assert "late in <code>f</code> (<code>a&lt;b&gt;.py:3</code>)" in page
+    assert "Late: in f.</title>" in page

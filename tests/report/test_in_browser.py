@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from tests.example_diagnoses import DIAGNOSES
+from tests.example_diagnoses import DIAGNOSES, HOSTILE
+from tracedoc.report.page import sheet_page
 from tracedoc.report.render import write_report
+from tracedoc.report.sheet import Sheet, SheetBar, SheetBox
 from tracedoc.report.words import STATES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -121,6 +124,56 @@ def test_a_stretch_says_what_it_is_under_the_pointer(browser: Any, pages: Path) 
     assert page.locator(".tip").inner_text() == "rank 0: waiting for peers, 200 ms to 290 ms (90 ms)"
     page.mouse.move(5, 5)
     assert not page.locator(".tip").is_visible()
+
+
+def test_a_stretch_names_its_kernel_and_its_collective(browser: Any, tmp_path: Path) -> None:
+    """Of 400 ms a kernel runs from 210 to 260 beside a collective of 200 to 290; a hostile name is text."""
+    diagnosis = DIAGNOSES["sharded"]()
+    picture = diagnosis.detail.picture
+    assert picture is not None
+    kernel = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float> >(int)"
+    row = replace(picture.rows[0], named=((200, 290, 1), (210, 260, 0), (295, 299, 2)))
+    names = (kernel, "all-gather of 416 MiB, 8 ranks", HOSTILE)
+    picture = replace(picture, rows=(row, *picture.rows[1:]), names=names)
+    file = tmp_path / "named.html"
+    write_report(replace(diagnosis, detail=replace(diagnosis.detail, picture=picture)), str(file))
+    page, noted = opened(browser, file, viewport={"width": 1280, "height": 900})
+    box = page.locator("#picture svg.states").first.bounding_box()
+    said = []
+    for ms in (240, 270, 297):
+        page.mouse.move(box["x"] + box["width"] * ms / 400, box["y"] + 5)
+        said.append(page.locator(".tip").inner_text())
+    assert said[0].endswith(
+        ": vectorized_elementwise_kernel<CUDAFunctor_add> (50 ms): all-gather of 416 MiB, 8 ranks (90 ms)"
+    )
+    assert said[1].endswith("(90 ms): all-gather of 416 MiB, 8 ranks (90 ms)")
+    assert "<script>" in said[2]
+    assert noted == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_comparison_paints_no_improvement_red(browser: Any, tmp_path: Path, scheme: str) -> None:
+    """Of two parts one is 40 ms shorter and one 10 ms longer; nothing is wider than a telephone."""
+    bars = (("link", -40.0, "shorter"), ("input", 10.0, "longer"))
+    file = tmp_path / "compared.html"
+    sheet = Sheet(
+        "Improved: 400 ms -> 370 ms a step, mostly link (-40 ms).",
+        bars=tuple(SheetBar(name, f"{ms} ms", (SheetBox(key, 500, abs(ms)),)) for name, ms, key in bars),
+        title="lr-1e-4 -> lr-3e-4",
+    )
+    file.write_text(sheet_page(sheet), encoding="utf-8")
+    page, noted = opened(browser, file, viewport={"width": 390, "height": 900}, color_scheme=scheme)
+    red, green = (
+        page.evaluate(f"getComputedStyle(document.querySelector('rect.{key}')).fill")
+        .strip("rgb()")
+        .split(", ")
+        for key in ("longer", "shorter")
+    )
+    assert int(red[0]) > 1.4 * int(red[1])
+    assert int(green[1]) > 1.4 * int(green[0])
+    assert page.title() == "lr-1e-4 -> lr-3e-4: Improved: 400 ms -> 370 ms a step, mostly link (-40 ms)."
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert noted == []
 
 
 def test_keys_step_through_what_a_rank_does(browser: Any, pages: Path) -> None:

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, sharded
 from tests.golden import REFRESH
-from tracedoc.diagnosis import KernelRow
 from tracedoc.predicted import Predicted, ReplayReport
 from tracedoc.report.terminal import bar_cells, render_text, to_ascii
 from tracedoc.report.view import Segment, build_view
+from tracedoc.tables import KernelRow
 
 NEXT = "tracedoc diagnose runs/a -o report.html"
 

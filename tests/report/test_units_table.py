@@ -7,11 +7,12 @@ import re
 from msgspec.structs import replace
 
 from tests.example_diagnoses import healthy, sharded
-from tracedoc.diagnosis import Diagnosis, UnitRow
+from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.report.page import render_html
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import build_view
+from tracedoc.tables import UnitRow
 
 ROW = UnitRow(
     name="layers.0", phase="forward", nbytes=256 * 2**20, gathers_per_step=1.0, gather_ms=2.5, wait_ms=0.5,

@@ -34,6 +34,7 @@ CALLS = {
     "ZeroRedundancyOptimizer": ("torch", "distributed/optim/zero_redundancy_optimizer.py"),
     "Schedule1F1B": ("torch", "distributed/pipelining/schedules.py"),
     "ScheduleInterleaved1F1B": ("torch", "distributed/pipelining/schedules.py"),
+    "new_group": ("torch", "distributed/distributed_c10d.py"),
     "async_save": ("torch", "distributed/checkpoint/state_dict_saver.py"),
     "clip_grad_norm_": ("torch", "nn/utils/clip_grad.py"),
     "compile": ("torch", "__init__.py"),
@@ -148,6 +149,7 @@ def test_every_call_with_arguments_is_held() -> None:
         "log",
         "to",
         "from_pretrained",
+        "resize_token_embeddings",
         "randn",
         "",
     }  # C++, or a framework's

@@ -155,11 +155,22 @@ def test_what_only_a_log_tells_keeps_its_own_size() -> None:
     assert ledger.causes[0].told_by == ("log",)
 
 
-@pytest.mark.parametrize(("is_cpu", "stands"), [(True, True), (False, False)])
-def test_of_the_host_of_a_cpu_run_no_ledger_tells(is_cpu: bool, stands: bool) -> None:
-    pair = rule("compiles", part_of=("host.pause",)), finding("compiles", 70.0, severity="critical")
-    judgement, _ = conclude([], pair, of=measured(is_cpu=is_cpu))
-    assert severities(judgement) == ([("compiles", "critical")] if stands else [])
+@pytest.mark.parametrize(("is_cpu", "high_ms"), [(True, 70.0), (False, 22.0)])
+def test_what_all_ranks_of_a_cpu_run_do_is_as_its_rule_bounds_it(is_cpu: bool, high_ms: float) -> None:
+    """On CPUs steps and ranks differ from the one step that is played."""
+    pair = rule("code", part_of=("host.pause",)), finding("code", 70.0, severity="critical")
+    judgement, _ = conclude([cause("host.pause", 30.0, (12.0, 20.0, 22.0))], pair, of=measured(is_cpu=is_cpu))
+    assert judgement.findings[0].gain == Gain(0.0, high_ms, "ceiling", ("all of it goes",))
+
+
+def test_what_a_log_tells_of_an_entry_is_told_once() -> None:
+    """Its 60 ms of a step of 200 are 30 of the 100 that the ledger accounts for."""
+    log = rule("log", part_of=("host.pause",), needs=frozenset()), finding("log", 60.0)
+    of_mean = replace(log[1], gain=replace(log[1].gain, mean_step_ms=200.0))
+    code = rule("code", part_of=("host.pause",)), finding("code", 31.0)
+    judgement, ledger = conclude([cause("host.pause", 31.0)], (log[0], of_mean), code)
+    assert [one.id for one in judgement.findings] == ["log"]
+    assert ledger.causes[0].told_by == ("log",)
 
 
 # -- parts
@@ -305,12 +316,38 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     pairs = [(rule("slow", cause=("link.slow",)), finding("slow", 30.0))] if told else []
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
     says = (
-        " Behind it is another limit (the host waits for the GPU): mending one alone gives 1 ms, both 14 ms."
+        " Behind it is another limit (the host waits for the GPU): mending this alone saves 1 ms, both 14 ms."
     )
     assert found["slow" if told else "link.slow"].message.endswith(says)
+    # Without the one 1 ms is saved, without both no more than a tenth of 20 ms beyond that.
+    monkeypatch.setattr(tracedoc.judge.ledgered, "alone_of", lambda run, ids: (1.0, 2.9, 4.0))
+    found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
+    assert "Behind it" not in found["slow" if told else "link.slow"].message
     both = rule("both", cause=("link.slow", "host.sync")), finding("both", 30.0)
     (one,) = conclude(causes, both)[0].findings
     assert one.message == "It is so."
+
+
+@pytest.mark.parametrize(
+    ("cause_id", "ranks", "last_ms", "shared"),
+    [
+        ("host.launch", (), 20.0, True),
+        ("host.sync", (), 9.9, False),
+        ("ranks.host", (2,), 20.0, False),
+        ("pipeline.imbalance", (2,), 20.0, False),
+    ],
+)
+def test_a_cause_that_all_ranks_share_is_every_ranks(
+    cause_id: str, ranks: tuple[int, ...], last_ms: float, shared: bool
+) -> None:
+    """A finding is seen on rank 2; what rank 2 does beyond its peers is gone where all others are."""
+    seen = replace(finding("slow", 30.0), ranks=(2,), says="it is slow", message="It is slow (rank 2).")
+    pair = rule("slow", cause=(cause_id,), scope="rank"), seen
+    one = LedgerCause(cause_id, 20.0, (20.0, 20.0, 20.0), last_ms, ranks)
+    (told,) = conclude([one], pair)[0].findings
+    assert told.ranks == ((0, 1, 2, 3) if shared else (2,))
+    assert told.says == f"it is slow{' (every rank; rank 2 is the worst)' if shared else ''}"
+    assert ("every rank has the cause" in told.message) is shared
 
 
 # -- severity and order

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.run.job import training_settings
+from tracedoc.run.job import read_job, training_settings
+from tracedoc.run.manifest import Manifest, ManifestRank
 
 PART = {
     "framework": {
@@ -55,3 +56,22 @@ def test_a_part_tells_model_optimizer_precision_and_batch() -> None:
 )
 def test_what_is_missing_or_of_another_type_is_left_out(part: dict[str, object]) -> None:
     assert training_settings(part) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["torchrun", "train.py", "--name", "a b"], "torchrun train.py --name 'a b'"),
+        (["train.py", "--api-key", "s3cret", "--lr", "1"], "train.py --api-key *** --lr 1"),
+        (["train.py", "--wandb_token=s3cret"], "train.py --wandb_token=***"),
+        (["env", "HF_TOKEN=s3cret", "train.py"], "env HF_TOKEN=*** train.py"),
+        (["train.py", "--password", "--lr", "1"], "train.py --password --lr 1"),
+        ([], ""),
+        (["train.py", 5], "train.py"),
+    ],
+)
+def test_a_command_is_told_without_its_secrets(words: list[object], shown: str) -> None:
+    rank = ManifestRank(0, "rank-0.json", part={"environment": {}})
+    job = read_job(Manifest("manifest.json", (rank,), nodes=({"command": words},)))
+    assert job is not None
+    assert job.command == shown

@@ -37,6 +37,30 @@ def test_traces_that_tell_no_rank_are_numbered_in_natural_order() -> None:
     assert [limit.code for limit in settled.limits] == ["rank-assumed"]
 
 
+def process(name: str, start: int, end: int, **told: object) -> Candidate:
+    return Candidate(name, group_hint=name, span_ns=(start, end), **told)  # type: ignore[arg-type]
+
+
+def test_processes_captured_one_after_the_other_are_no_ranks_of_one_job() -> None:
+    with pytest.raises(InputError, match="a and b are no ranks of one job") as caught:
+        settle([process("a", 0, 50), process("b", 60, 90)])
+    assert caught.value.hint == "pass one of them, as b"
+
+
+@pytest.mark.parametrize(
+    "candidates",
+    [
+        [process("a", 0, 50), process("b", 40, 90)],
+        [process("a", 0, 50, communicates=True), process("b", 60, 90)],
+        [process("a", 0, 50, world_size=2), process("b", 60, 90)],
+        [process("a", 0, 50, name_rank=0), process("b", 60, 90)],
+    ],
+    ids=["at one time", "communicating", "of a job of two", "named as a rank"],
+)
+def test_processes_that_something_ties_together_are_ranks(candidates: list[Candidate]) -> None:
+    assert [one.rank for one in settle(candidates).files] == [0, 1]
+
+
 def test_newest_cycle_common_to_most_ranks_is_chosen() -> None:
     candidates = [
         Candidate(f"r{rank}-s{step}", file_rank=rank, world_size=2, first_step=step)

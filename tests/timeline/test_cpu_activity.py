@@ -48,4 +48,4 @@ def test_operators_that_make_samples_or_are_traced_by_a_compiler_are_no_compute(
     assert (found.budget.step_ms, found.budget.compute_ms) == (100, 30)
     causes = found.budget.idle_causes_ms
     assert (causes["input"], causes["compile"], causes["unknown"]) == (40, 20, 10)
-    assert {one.rule_id for one in found.findings} == {"input-stall", "recompilation"}
+    assert {one.rule_id for one in found.findings} == {"input-stall", "recompilation", "host.pause"}

@@ -66,6 +66,7 @@ def test_a_barrier_is_where_the_script_calls_it(tmp_path: Path) -> None:
     assert [(one.call, one.meets, str(one.place)) for one in found] == [
         ("all_gather_object", True, "`synced` (`train.py:3`)"),
         ("barrier", True, "`synced` (`train.py:3`)"),
+        ("all_reduce", True, "`all_reduce` at the top level of `train.py`"),
         ("barrier", True, "`barrier` at the top level of `train.py`"),
     ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,7 +55,7 @@ def described(value: Any) -> Any:
         return {name: described(getattr(value, name)) for name in value.__struct_fields__}
     if isinstance(value, Trace):
         return {name: described(getattr(value, name)) for name in Trace.__slots__}
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return [(described(key), described(one)) for key, one in value.items()]
     if isinstance(value, (list, tuple)):
         return [described(one) for one in value]

@@ -100,47 +100,6 @@ def test_a_rank_that_computes_longer_costs_its_excess(tmp_path):
     assert late.ranks == (1,)
 
 
-def test_a_rank_that_is_late_in_some_steps_costs_what_it_costs_on_average(tmp_path):
-    """Of six complete steps, two hold 15 ms more: 5 ms of the mean step, none of the analysed one."""
-    ledger = ledger_of(tmp_path, reduced(late_ms=15.0, sometimes=3), steps=7)
-    assert ledger.step_ms == pytest.approx(106.0, abs=0.2)
-    assert of(ledger, "ranks.") == pytest.approx(5.0, abs=0.5)
-    assert of(ledger, "slow_steps") == 0.0
-
-
-def test_a_step_far_longer_than_the_others_is_told_by_itself(tmp_path):
-    """Both hosts are away for 60 ms before one of four complete steps ends: 15 ms of the mean."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        end = start + (110.0 if index == 2 else 50.0)
-        builder.kernel(PRODUCT, start, start + 40.0, launch_ms=start - 0.01)
-        builder.kernel(PRODUCT, end - 10.0, end, launch_ms=end - 10.01)
-        builder.runtime("cudaDeviceSynchronize", end - 9.9, end + 0.01)
-        return end
-
-    ledger = ledger_of(tmp_path, draw)
-    slow = one_of(ledger, "slow_steps")
-    assert ledger.step_ms == pytest.approx(66.0, abs=0.2)
-    assert slow.share_ms == pytest.approx(15.0, abs=0.2)
-    assert slow.place == "step 2"
-
-
-def test_pauses_of_different_lengths_cost_their_mean(tmp_path):
-    """Hosts are away for 10, 5, 10 and 15 ms of the complete steps: 10 ms of the mean one."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        end = start + 50.0 + (10.0, 5.0, 10.0, 15.0, 10.0)[index]
-        builder.kernel(PRODUCT, start, start + 40.0, launch_ms=start - 0.01)
-        builder.kernel(PRODUCT, end - 10.0, end, launch_ms=end - 10.01)
-        builder.runtime("cudaDeviceSynchronize", end - 9.9, end + 0.01)
-        return end
-
-    ledger = ledger_of(tmp_path, draw)
-    assert ledger.step_ms == pytest.approx(61.0, abs=0.1)
-    assert of(ledger, "slow_steps") == 0.0
-    assert one_of(ledger, "host.pause").alone_ms[1] == pytest.approx(10.0, abs=0.2)
-
-
 def test_collections_of_garbage_are_no_pause_of_unknown_code(tmp_path):
     """The host collects for 10 of 61 ms, between two kernels of 20 and 30 ms."""
 
@@ -420,37 +379,6 @@ def test_gathers_behind_reductions_are_an_order(tmp_path):
     assert gathers.share_ms > 9.0
 
 
-def test_small_kernels_are_what_a_fused_one_saves(tmp_path):
-    """A run of 500 kernels of 4 us with gaps of 1 us, launched ahead, becomes one."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        builder.kernel(PRODUCT, start, start + 10, launch_ms=start - 0.01)
-        for one in range(500):
-            at = start + 10.001 + 0.005 * one
-            builder.kernel("void mul_kernel<float>()", at, at + 0.004, launch_ms=start + 0.004 * one)
-        builder.runtime("cudaDeviceSynchronize", start + 2.1, start + 12.51)
-        return start + 12.5
-
-    small = one_of(ledger_of(tmp_path, draw), "compute.small_kernels")
-    assert small.alone_ms[1] == pytest.approx(499 * 0.005, abs=0.1)
-
-
-def test_an_optimizer_of_single_operators_reads_its_values_again(tmp_path):
-    """Of 10 ms in kernels of 1 ms each, a fused one would take half."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        builder.backward(start - 0.02, start)
-        builder.kernel(PRODUCT, start, start + 40, launch_ms=start - 0.01, thread="autograd")
-        builder.optimizer(start + 0.01, start + 0.2)
-        for one in range(10):
-            at = start + 40 + one
-            builder.kernel("void add_kernel<float>()", at, at + 1, launch_ms=start + 0.02 + 0.01 * one)
-        builder.runtime("cudaDeviceSynchronize", start + 0.3, start + 50.01)
-        return start + 50.0
-
-    assert one_of(ledger_of(tmp_path, draw), "compute.optimizer").alone_ms[1] == pytest.approx(5.0, abs=0.1)
-
-
 def test_a_rank_without_the_step_counts_as_missing(tmp_path):
     """Rank 1 captured other steps: rank 0 alone shows 40 ms of communication, transfer or waiting."""
     ledger_of(tmp_path, reduced())
@@ -460,18 +388,6 @@ def test_a_rank_without_the_step_counts_as_missing(tmp_path):
     assert ledger is not None
     assert_adds_up(ledger)
     assert of(ledger, "link.") == pytest.approx(40.0, abs=1.0)
-
-
-def test_products_outside_the_tensor_cores_cost_what_the_peaks_say(tmp_path):
-    """H100: 67 against 989 TFLOPS; of 100 ms in fp32 stay 6.8."""
-
-    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
-        builder.kernel("ampere_sgemm_128x128_tn", start, start + 100, launch_ms=start - 0.01)
-        builder.runtime("cudaDeviceSynchronize", start + 0.1, start + 100.01)
-        return start + 100.0
-
-    plain = one_of(ledger_of(tmp_path, draw), "compute.fp32")
-    assert plain.share_ms == pytest.approx(100 * (1 - 67 / 989), abs=1.0)
 
 
 def test_a_diagnosis_keeps_its_ledger_and_old_ones_load(tmp_path):

@@ -28,8 +28,8 @@ _HELP_INSTEAD: tuple[type[click.ClickException], ...] = tuple(
 
 
 COMMANDS = (
-    "collect", "diagnose", "compare", "history", "whatif", "plan", "report", "facts", "explain", "rules",
-    "completion",
+    "collect", "diagnose", "compare", "history", "whatif", "kernels", "plan", "report", "facts", "explain",
+    "rules", "completion",
 )  # fmt: skip
 """What can be run; ``tracedoc.cli.NAME`` defines ``NAME``, and is imported where it is asked for."""
 
@@ -183,6 +183,7 @@ def main() -> None:
       tracedoc compare runs/a runs/b            what a change did
       tracedoc history runs                     the runs of a folder
       tracedoc whatif runs/a no-sync            the step with a change, replayed
+      tracedoc kernels runs/a                   what its kernels reach
       tracedoc plan --params 7B --gpu H100      which training strategy fits
       tracedoc explain exposed-communication    what a finding means, and its fixes
 

@@ -70,7 +70,7 @@ def _samples(ctx: click.Context, param: click.Parameter, value: str | None) -> t
     "--fail-on-regression",
     callback=_percent,
     metavar="SHARE",
-    help="Exit with 1 where the step is surely longer, and by this share or more, as 5%.",
+    help="Exit with 1 where the step is surely longer by this share or more, as 5%, or a straggler is new.",
 )
 @reading_options
 def compare(
@@ -170,6 +170,11 @@ def _gate(found: RunComparison, least: float) -> None:
     if found.verdict is None or found.steps is None:
         say("--fail-on-regression: the runs are on different numbers of GPUs; nothing is judged")
         return
+    late = [one for one in found.findings if one.state == "new" and one.topic == "straggler"]
+    late = [one for one in late if one.severity not in ("", "note")]
+    if late and found.verdict.word != "improved":
+        say(f"--fail-on-regression: new: {late[0].title} [{late[0].rule_id}]")
+        raise click.exceptions.Exit(1)
     if found.verdict.word == "inconclusive":
         needed = found.verdict.steps_needed
         more = f"; about {needed} steps on each side would decide" if needed else ""

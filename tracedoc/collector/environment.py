@@ -208,7 +208,7 @@ def describe_gpu() -> Plain:
 def describe_memory() -> Plain:
     """Return the memory in use and its peaks, in bytes; of the GPU only where the process uses one."""
     torch = loaded("torch")
-    found: Plain = known(host_peak_bytes=probe(_host_peak))
+    found: Plain = known(host_peak_bytes=probe(_host_peak), host_total_bytes=probe(_host_total))
     if torch is None or not probe(lambda: torch.cuda.is_initialized()):
         return found
     statistics = probe(torch.cuda.memory_stats) or {}
@@ -227,6 +227,10 @@ def describe_memory() -> Plain:
         device_allocations=statistics.get("num_device_alloc"),
         device_frees=statistics.get("num_device_free"),
     )
+
+
+def _host_total() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _host_peak() -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -36,7 +37,7 @@ from tracedoc.collector.environment import (
 from tracedoc.collector.frameworks import BatchWatch, describe, describe_compile, find_live
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe
-from tracedoc.collector.samples import StackSamples
+from tracedoc.collector.samples import StackSamples, StackTimes, in_words, stack_of
 from tracedoc.collector.steps import StepLogWriter
 
 _SCHEDULE = Path("/proc/thread-self/schedstat")
@@ -126,6 +127,7 @@ class CollectionWatch:
         self.collections = [0, 0, 0]
         self.total_ns = [0, 0, 0]
         self.longest_ns = [0, 0, 0]
+        self._stacks = StackTimes()
 
     def begin(self) -> None:
         """Count every collection from now on."""
@@ -150,10 +152,17 @@ class CollectionWatch:
         self.longest_ns[generation] = max(self.longest_ns[generation], length)
         if length >= LONG_PAUSE_NS:
             self._on_pause(generation, time.time_ns(), length)
+            self._stacks.add(stack_of(sys._getframe(1)), length)
 
     def describe(self) -> Plain:
-        """Number and length of the collections so far, one entry for each generation."""
+        """Number and length of the collections so far, one entry for each generation.
+
+        Of long ones also where the thread was, and for how long in functions that call ``gc.collect``.
+        """
+        stacks = self._stacks.most()
         return {
+            "stacks": in_words(stacks),
+            "asked_ms": sum(ns for stack, ns in stacks if "collect" in stack[0][0].co_names) / 1e6,
             "collections": list(self.collections),
             "total_ms": [ns / 1e6 for ns in self.total_ns],
             "longest_ms": [ns / 1e6 for ns in self.longest_ns],

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Iterable
 from statistics import median
 from types import CodeType, FrameType
 
@@ -29,6 +30,24 @@ _OURS = os.path.dirname(__file__)
 Stack = tuple[tuple[CodeType, int], ...]
 
 
+class StackTimes:
+    """How long a thread was in each of some stacks; of many those with most time are kept."""
+
+    def __init__(self) -> None:
+        self._ns: Counter[Stack] = Counter()
+
+    def add(self, stack: Stack, ns: int) -> None:
+        """Add to the time of a stack; an empty one, of the collector itself at work, is nobody's."""
+        if stack:
+            self._ns[stack] += ns
+        if len(self._ns) > 8 * KEPT_STACKS:
+            self._ns = Counter(dict(self._ns.most_common(KEPT_STACKS)))
+
+    def most(self) -> list[tuple[Stack, int]]:
+        """The stacks with most time first, and that time in ns."""
+        return self._ns.copy().most_common(KEPT_STACKS)
+
+
 class StackSamples:
     """The stacks of one thread in long steps, each with the time for which it stands."""
 
@@ -37,7 +56,7 @@ class StackSamples:
         self._lengths: deque[int] = deque(maxlen=9)
         self._began_ns, self._steps, self._slow = 0, 0, 0
         self._ended = threading.Event()
-        self._stacks: Counter[Stack] = Counter()
+        self._stacks = StackTimes()
         self._loop: Stack = ()
 
     def begin(self) -> None:
@@ -54,7 +73,7 @@ class StackSamples:
         if self._began_ns:
             self._lengths.append(now - self._began_ns)
         elif not self._loop:
-            self._loop = _stack(sys._getframe(), ours=True)
+            self._loop = stack_of(sys._getframe(), ours=True)
         self._began_ns, self._steps = now, self._steps + 1
 
     def skip(self) -> None:
@@ -66,14 +85,14 @@ class StackSamples:
 
         ``None`` where no step was long.
         """
-        stacks = self._stacks.copy().most_common(KEPT_STACKS)
+        stacks = self._stacks.most()
         if not stacks:
             return None
         return {
             "steps": self._steps,
             "long": self._slow,
             "loop": _words(self._loop),
-            "stacks": [{"ms": ns / 1e6, "frames": _words(stack)} for stack, ns in stacks],
+            "stacks": in_words(stacks),
         }
 
     def _watch(self) -> None:
@@ -96,16 +115,14 @@ class StackSamples:
         while self._steps == number and self._began_ns and not self._ended.wait(pause_ns / 1e9):
             frame = sys._current_frames().get(self._thread)
             now = time.perf_counter_ns()
-            stack = _stack(frame)
+            stack = stack_of(frame)
             del frame
-            if stack and self._steps == number:
-                self._stacks[stack] += now - last
+            if self._steps == number:
+                self._stacks.add(stack, now - last)
             last, pause_ns = now, int(pause_ns * GROWS)
-            if len(self._stacks) > 8 * KEPT_STACKS:
-                self._stacks = Counter(dict(self._stacks.most_common(KEPT_STACKS)))
 
 
-def _stack(frame: FrameType | None, *, ours: bool = False) -> Stack:
+def stack_of(frame: FrameType | None, *, ours: bool = False) -> Stack:
     """The frames from the innermost outwards without the collector's.
 
     Nothing where the collector itself is at work, unless ``ours`` is asked for; all optimizers run in its
@@ -119,6 +136,11 @@ def _stack(frame: FrameType | None, *, ours: bool = False) -> Stack:
             return ()
         frame = frame.f_back
     return tuple(found)
+
+
+def in_words(stacks: Iterable[tuple[Stack, int]]) -> list[Plain]:
+    """Stacks as they are kept: the ms of each, and its frames in words."""
+    return [{"ms": ns / 1e6, "frames": _words(stack)} for stack, ns in stacks]
 
 
 def _words(stack: Stack) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.comparison.differences import (
     CollectiveChange,
@@ -19,9 +20,9 @@ from tracedoc.comparison.differences import (
     settings_that_differ,
 )
 from tracedoc.comparison.scaling import Scaling, scaling_of
-from tracedoc.comparison.step_change import StepChange, StepVerdict, step_change, verdict_on
-from tracedoc.comparison.waterfall import Waterfall, cause_waterfall, waterfall
-from tracedoc.diagnosis import Diagnosis
+from tracedoc.comparison.step_change import StepChange, StepVerdict, same_capture, step_change, verdict_on
+from tracedoc.comparison.waterfall import Waterfall, cause_waterfall, step_lengths, waterfall
+from tracedoc.diagnosis import Diagnosis, RunInfo
 from tracedoc.errors import InputError, Limit
 
 
@@ -29,7 +30,8 @@ class RunComparison(msgspec.Struct, frozen=True):
     """What changed from BASE to HEAD.
 
     ``verdict`` is about runs on the same number of GPUs; with ``scaling`` the question is another one, and
-    it is ``None``. ``realised_ms`` is how much shorter the compared step became.
+    it is ``None``. ``realised_ms`` is how much shorter the compared step became. ``base`` and ``head`` say
+    which runs they are; their rates are those of the compared steps.
     """
 
     verdict: StepVerdict | None
@@ -44,6 +46,8 @@ class RunComparison(msgspec.Struct, frozen=True):
     settings: tuple[Setting, ...]
     places: tuple[Setting, ...]
     limits: tuple[Limit, ...]
+    base: RunInfo
+    head: RunInfo
 
 
 def compare(
@@ -68,10 +72,14 @@ def compare(
     work = found.work_frac if found is not None else 1.0
     parts = cause_waterfall(base, head, work) or waterfall(base, head, work)
     assert parts is not None
-    steps = step_change(base, head)
+    steps, lengths = step_change(base, head), step_lengths(base, head)
     moved, settings = facts_that_moved(base, head), settings_that_differ(base, head)
     return RunComparison(
-        verdict=verdict_on(steps, same_program=not moved and not settings) if found is None else None,
+        verdict=verdict_on(
+            steps, same_program=not moved and not settings, same_capture=same_capture(base, head)
+        )
+        if found is None
+        else None,
         steps=steps,
         waterfall=parts,
         scaling=found,
@@ -83,4 +91,17 @@ def compare(
         settings=settings,
         places=places_that_differ(base, head),
         limits=tuple(limits_of(base, head)),
+        base=_in_step_of(base, lengths[0]),
+        head=_in_step_of(head, lengths[1]),
+    )
+
+
+def _in_step_of(side: Diagnosis, compared_ms: float) -> RunInfo:
+    """The run of a side, with the samples and tokens that it does in a second of compared steps."""
+    run, share = side.run, (side.number("step_ms") or 0.0) / compared_ms if compared_ms > 0 else 0.0
+    return replace(
+        run,
+        name=side.name,
+        samples_per_s=run.samples_per_s * share if run.samples_per_s and share else None,
+        tokens_per_s=run.tokens_per_s * share if run.tokens_per_s and share else None,
     )

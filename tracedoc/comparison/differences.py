@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from tracedoc.comparison.scaling import gpus
-from tracedoc.diagnosis import CollectiveRow, Diagnosis, Finding
+from tracedoc.comparison.scaling import flop_of, gpus
+from tracedoc.diagnosis import Diagnosis, Finding
 from tracedoc.errors import Limit
+from tracedoc.run.job import PARAMETERS
+from tracedoc.tables import CollectiveRow
 
 MOST_KERNELS = 5
 """Kernels shown: those whose time changed most."""
@@ -194,6 +196,16 @@ def limits_of(base: Diagnosis, head: Diagnosis) -> Iterator[Limit]:
             )
 
 
+def are_related(base: Diagnosis, head: Diagnosis) -> bool:
+    """Whether two runs may be of one job: one model, arithmetic or command, or kernels of the same names."""
+    ties = [(side.run.settings.get(PARAMETERS), side.run.command, flop_of(side)) for side in (base, head)]
+    (model, command, flop), (other_model, other_command, other_flop) = ties
+    if model and other_model:
+        return model == other_model
+    same_flop = flop is not None and other_flop is not None and not _differs(flop, other_flop)
+    return bool(command and command == other_command) or same_flop or not _other_work(base, head)
+
+
 def _other_work(base: Diagnosis, head: Diagnosis) -> bool:
     sides = [{row.name: row.time_ms for row in side.detail.kernels} for side in (base, head)]
     if not all(sides):
@@ -282,7 +294,7 @@ class FindingChange(msgspec.Struct, frozen=True):
     """One rule's finding on either side.
 
     ``predicted_ms`` is the gain that BASE named, from its least to its most, and ``likely_ms`` the likely one
-    where it was replayed. A bound starts at 0.
+    where it was replayed. A bound starts at 0. ``severity`` is that on HEAD, "" where it is gone.
     """
 
     rule_id: str
@@ -292,18 +304,22 @@ class FindingChange(msgspec.Struct, frozen=True):
     head_message: str = ""
     predicted_ms: tuple[float, float] | None = None
     likely_ms: float | None = None
+    topic: str = ""
+    severity: str = ""
 
 
 def finding_changes(base: Diagnosis, head: Diagnosis) -> tuple[FindingChange, ...]:
     """Return the findings of both sides, those about the capture left out: fixed, new, persisting.
 
-    A rule that HEAD could not judge is not "fixed": it is left out.
+    A rule that HEAD could not judge is not "fixed": it is left out. So is one whose conditions hold there as
+    before, and that costs little or that other findings tell.
     """
     before, after = _by_rule(base), _by_rule(head)
     judged = {
         verdict.rule_id
         for verdict in head.verdicts
         if verdict.outcome in ("pass", "not_applicable", "yielded")
+        and not (verdict.comparisons and all(one.holds for one in verdict.comparisons))
     }
     found = []
     for rule_id, finding in before.items():
@@ -320,10 +336,14 @@ def finding_changes(base: Diagnosis, head: Diagnosis) -> tuple[FindingChange, ..
                 other.message if other is not None else "",
                 (gain.low_ms, gain.high_ms) if gain is not None else None,
                 gain.likely_ms if gain is not None else None,
+                finding.topic,
+                other.severity if other is not None else "",
             )
         )
     found += [
-        FindingChange(rule_id, finding.title, "new", "", finding.message)
+        FindingChange(
+            rule_id, finding.title, "new", "", finding.message, topic=finding.topic, severity=finding.severity
+        )
         for rule_id, finding in after.items()
         if rule_id not in before
     ]

@@ -103,7 +103,7 @@ def _name_of(work: float, shared: float) -> str:
 
 def _from_captures(base: Diagnosis, head: Diagnosis) -> tuple[float, str]:
     """Return the work of a GPU of HEAD as a share of one of BASE: by arithmetic, else by the loaders."""
-    before, after = _flop(base), _flop(head)
+    before, after = flop_of(base), flop_of(head)
     if before is not None and after is not None:
         ratio = after / before
         return _work(ratio, base, head), f"a GPU does {ratio:.2f} times the arithmetic of a step"
@@ -134,7 +134,7 @@ def _batch(diagnosis: Diagnosis) -> float | None:
     return float(batch) * (parts if parts is not None and parts > 0 else 1)
 
 
-def _flop(diagnosis: Diagnosis) -> float | None:
-    """Return the arithmetic of the model in a step of one GPU, in TFLOP."""
+def flop_of(diagnosis: Diagnosis) -> float | None:
+    """The arithmetic of the model in a step of one GPU, in TFLOP; ``None`` where it is not known."""
     rate, step_ms = diagnosis.number("model_tflops") or 0.0, diagnosis.number("step_ms") or 0.0
     return rate * step_ms / 1000 if rate > 0 and step_ms > 0 else None

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.comparison.compare import RunComparison, compare
-from tracedoc.comparison.differences import FindingChange
+from tracedoc.comparison.differences import FindingChange, are_related
 from tracedoc.comparison.scaling import gpus
 from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import BUDGET_PARTS, Diagnosis
@@ -218,7 +218,8 @@ class HistoryRun(msgspec.Struct, frozen=True):
     fewest GPUs, ``None`` where nothing tells how their work compares. ``verdict`` is that of the comparison
     with the run before it, "" where there is none to compare with; ``fixed`` are the findings gone since
     then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``cause`` is the id
-    of the one that costs most, and ``cause_ms`` its share. ``problem`` says why a run has no step.
+    of the one that costs most, and ``cause_ms`` its share. ``problem`` says why a run has no step. Runs with
+    one number of ``job`` may be of one job; those of others are not compared with them.
     """
 
     name: str
@@ -235,6 +236,7 @@ class HistoryRun(msgspec.Struct, frozen=True):
     cause: str = ""
     cause_ms: float | None = None
     problem: str = ""
+    job: int = 1
 
 
 class History(msgspec.Struct, frozen=True):
@@ -252,17 +254,24 @@ def history(
     scaling: str | None = None,
     unread: Sequence[tuple[str, str]] = (),
 ) -> History:
-    """Return the history of named diagnoses, in the order given."""
-    fewest = min((one for _, one in runs if one.budget is not None), key=gpus, default=None)
-    comparisons = [None, *(_compared(before, after, scaling) for (_, before), (_, after) in pairwise(runs))]
-    return History(
-        folder,
-        tuple(
-            _run(name, diagnosis, comparison, _efficiency(fewest, diagnosis, scaling))
-            for (name, diagnosis), comparison in zip(runs, comparisons, strict=True)
-        ),
-        tuple(unread),
-    )
+    """Return the history of named diagnoses: job by job, in the order given."""
+    jobs: list[list[tuple[str, Diagnosis]]] = []
+    for run in runs:
+        mine = next((job for job in jobs if are_related(job[0][1], run[1])), None)
+        if mine is None:
+            jobs.append([run])
+        else:
+            mine.append(run)
+    found: list[HistoryRun] = []
+    for number, job in enumerate(jobs, 1):
+        fewest = min((one for _, one in job if one.budget is not None), key=gpus, default=None)
+        before: Diagnosis | None = None
+        for name, diagnosis in job:
+            comparison = _compared(before, diagnosis, scaling) if before is not None else None
+            efficiency = _efficiency(fewest, diagnosis, scaling)
+            found.append(replace(_run(name, diagnosis, comparison, efficiency), job=number))
+            before = diagnosis
+    return History(folder, tuple(found), tuple(unread))
 
 
 def _compared(before: Diagnosis, after: Diagnosis, scaling: str | None) -> RunComparison | None:

@@ -15,14 +15,12 @@ import msgspec
 import numpy as np
 
 from tracedoc.diagnosis import Diagnosis, StepBudget
+from tracedoc.predicted import CPU_RUNS_DIFFER
 
 CONFIDENCE = 0.95
 
 LEAST_CHANGE = 0.02
 """Two captures of one job may differ by this much for reasons that no capture shows: clocks, placement."""
-
-LEAST_CHANGE_ON_CPU = 0.10
-"""The same for runs on CPUs, which share their cores with everything else."""
 
 UNCHANGED = 0.05
 """An interval within this much around none is "unchanged", even where a small change would still fit in."""
@@ -60,7 +58,7 @@ class StepChange(msgspec.Struct, frozen=True):
 
 
 class StepVerdict(msgspec.Struct, frozen=True):
-    """``word`` is "improved", "unchanged", "regressed" or "inconclusive"; ``why`` says why it is the last.
+    """``word`` is "improved", "unchanged", "regressed" or "inconclusive"; ``why`` may say why.
 
     ``steps_needed`` is how many steps on each side would probably decide, ``None`` where that is not known.
     """
@@ -101,7 +99,7 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
         change_frac=expm1(middle),
         low_frac=expm1(low),
         high_frac=expm1(high),
-        noise_frac=LEAST_CHANGE_ON_CPU if on_cpu else LEAST_CHANGE,
+        noise_frac=CPU_RUNS_DIFFER if on_cpu else LEAST_CHANGE,
         base_waited_frac=_waited(base, before),
         head_waited_frac=_waited(head, after),
         base_unprofiled_ms=_unprofiled(base),
@@ -110,11 +108,22 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
     )
 
 
-def verdict_on(change: StepChange | None, *, same_program: bool = False) -> StepVerdict:
+def same_capture(base: Diagnosis, head: Diagnosis) -> bool:
+    """True where both sides have the very same steps, which no second capture has."""
+    steps = [tuple((rank.rank, rank.steps) for rank in side.ranks if rank.steps) for side in (base, head)]
+    return bool(steps[0]) and steps[0] == steps[1]
+
+
+def verdict_on(
+    change: StepChange | None, *, same_program: bool = False, same_capture: bool = False
+) -> StepVerdict:
     """The verdict: HEAD is faster or slower than BASE beyond noise, or neither, or it is not known.
 
-    ``same_program``: nothing that follows from the script or its settings differs between the two.
+    ``same_program``: nothing that follows from the script or its settings differs between the two;
+    ``same_capture``: the sides are one capture.
     """
+    if same_capture:
+        return StepVerdict("unchanged", "both sides are the same capture")
     if change is None:
         return StepVerdict("inconclusive", "a side has no complete step")
     counts = (change.base_steps, change.head_steps)
@@ -126,7 +135,11 @@ def verdict_on(change: StepChange | None, *, same_program: bool = False) -> Step
     if change.high_frac >= -noise and change.low_frac <= noise and not _agreed(change):
         if max(-change.low_frac, change.high_frac) <= max(noise, UNCHANGED):
             return StepVerdict("unchanged")
-        return StepVerdict("inconclusive", "the steps vary more than the change", _needed(change))
+        sure = change.low_frac > 0 or change.high_frac < 0
+        why = (
+            "two captures of one job may differ by as much" if sure else "the steps vary more than the change"
+        )
+        return StepVerdict("inconclusive", why, _needed(change))
     why = ""
     if _waiting_explains(change):
         why = "training threads waited for free cores, which may explain the change"

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import Budget, BudgetLocation, Diagnosis, KernelRow
+from tracedoc.diagnosis import Budget, BudgetLocation, Diagnosis
 from tracedoc.idle_causes import WORDS
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
+from tracedoc.tables import KernelRow
 from tracedoc.units import format_bytes, format_ms, format_ranges
 
 _HOST = (

@@ -24,9 +24,12 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode
 from tracedoc.step.drawn import MAX_DRAWN, RESOLUTION, thinned
+from tracedoc.step.named import NamedStretches
 from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, StepDigest
+from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.shards.shard_units import NO_TIME, PHASES, ShardCalls
 from tracedoc.timeline.shards.times import CallTimes
+from tracedoc.units import format_bytes
 
 MOST_RANKS = 64
 """Ranks listed: those that are waited for longest, then those with the lowest numbers."""
@@ -261,9 +264,10 @@ def step_picture(run: RunView) -> Picture | None:
     zero = int(begins.min())
     drawn, gap_ns = _thinned([_sets(run, digest, step) for digest, step in found], longest)
     rows = []
+    names: dict[str, int] = {}
     for (digest, step), sets in zip(found, drawn, strict=True):
         at = zero if aligned else _common(run, digest.rank, step.start_ns)
-        rows.append(_row(run, digest, step, at, sets))
+        rows.append(_row(run, digest, step, at, sets, names))
     return Picture(
         step=judged.index,
         span_ms=max(row.end_ms for row in rows),
@@ -271,6 +275,7 @@ def step_picture(run: RunView) -> Picture | None:
         rows=tuple(rows),
         left_out=len(run.digests) - len(rows),
         closed_ms=gap_ns / 1e6,
+        names=tuple(names),
     )
 
 
@@ -314,14 +319,44 @@ def _sets(run: RunView, digest: RankDigest, step: StepDigest) -> dict[str, Spans
     return sets
 
 
+NAMED_COLLECTIVES = 40
+"""Collectives of a rank's step that have a name in the picture, the longest ones."""
+
+
+def _named(digest: RankDigest, step: StepDigest) -> Iterator[tuple[int, int, str]]:
+    """Yield the beginning, end and name of the longest kernels, gaps and collectives of a rank's step."""
+    if digest.named:
+        found = decode(digest.named, NamedStretches)
+        inside = (found.start_ns >= step.start_ns) & (found.start_ns < step.end_ns)
+        for row in np.flatnonzero(inside).tolist():
+            yield int(found.start_ns[row]), int(found.end_ns[row]), found.names[int(found.name[row])]
+    table = digest.collectives
+    mine = np.flatnonzero((table.end_ns > step.start_ns) & (table.start_ns < step.end_ns))
+    longest = mine[np.argsort(table.start_ns[mine] - table.end_ns[mine], kind="stable")[:NAMED_COLLECTIVES]]
+    for row in np.sort(longest).tolist():
+        kind, nbytes = table.kinds[int(table.kind[row])], int(table.nbytes[row])
+        size = f" of {format_bytes(nbytes)}" if nbytes != NONE else ""
+        ranks = kind.group_size or len(kind.group)
+        group = f", {ranks} ranks" if ranks else ""
+        yield int(table.start_ns[row]), int(table.end_ns[row]), f"{kind.op.replace('_', '-')}{size}{group}"
+
+
 def _row(
-    run: RunView, digest: RankDigest, step: StepDigest, zero_ns: int, sets: Mapping[str, Spans]
+    run: RunView,
+    digest: RankDigest,
+    step: StepDigest,
+    zero_ns: int,
+    sets: Mapping[str, Spans],
+    names: dict[str, int],
 ) -> PictureRow:
     def in_ms(times: Int64Array) -> list[float]:
         common = run.matching.clock.to_common(digest.rank, times) - zero_ns
         return [round(ms, 4) for ms in (common / 1e6).tolist()]
 
     window = in_ms(np.array([step.start_ns, step.end_ns]))
+    named = list(_named(digest, step))
+    starts, ends = (np.array([one[place] for one in named], dtype=np.int64) for place in (0, 1))
+    numbers = [names.setdefault(name, len(names)) for _, _, name in named]
     return PictureRow(
         rank=digest.rank,
         start_ms=window[0],
@@ -331,4 +366,5 @@ def _row(
             for name, spans in sets.items()
             if len(spans)
         },
+        named=tuple(zip(in_ms(starts), in_ms(ends), numbers, strict=True)),
     )

@@ -8,7 +8,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import (
+from tracedoc.ranks.matching import NO_OPERATION
+from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.shard_stalls import latest_arrivals
+from tracedoc.spans import Int64Array
+from tracedoc.step.kernel_times import NOT_KNOWN
+from tracedoc.step.rank_digest import RankDigest
+from tracedoc.tables import (
     AwayRow,
     CauseRow,
     CollectiveRow,
@@ -18,11 +24,6 @@ from tracedoc.diagnosis import (
     SyncRow,
     UnitRow,
 )
-from tracedoc.ranks.matching import NO_OPERATION
-from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.shard_stalls import latest_arrivals
-from tracedoc.spans import Int64Array
-from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.host import IDLE_WORK
 from tracedoc.timeline.shards.shard_units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls
@@ -54,10 +55,19 @@ def host_detail(digest: RankDigest) -> HostDetail | None:
 def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
     """The kernels of the analysed step by name."""
     kernels = digest.kernels
+    rates = [
+        [None if one == NOT_KNOWN else one for one in column.tolist()]
+        for column in (kernels.tflops, kernels.gbps, kernels.lost_ms)
+    ]
     return tuple(
-        KernelRow(name, category.value, calls, time_ns / 1e6)
-        for name, category, calls, time_ns in zip(
-            kernels.names, kernels.categories, kernels.calls.tolist(), kernels.time_ns.tolist(), strict=True
+        KernelRow(name, category.value, calls, time_ns / 1e6, *rated)
+        for name, category, calls, time_ns, *rated in zip(
+            kernels.names,
+            kernels.categories,
+            kernels.calls.tolist(),
+            kernels.time_ns.tolist(),
+            *rates,
+            strict=True,
         )
     )
 
@@ -145,9 +155,14 @@ def _collective_row(
     all_matched, all_sized = bool(matched[rows].all()), sizes.size == rows.size
     transfer = int((table.end_ns[rows] - last_arrival_ns[rows]).sum())
     total = int(sizes.sum())
-    busbw = None
-    if all_matched and all_sized and group_size and transfer > 0 and total > 0:
-        busbw = total / transfer * busbw_factor(op, group_size)
+    lasted = int((table.end_ns[rows] - table.start_ns[rows]).sum())
+    busbw = least_busbw = None
+    if all_sized and group_size and total > 0:
+        moved = total * busbw_factor(op, group_size)
+        if not all_matched:
+            least_busbw = moved / lasted if lasted > 0 else None
+        elif transfer > 0:
+            busbw = moved / transfer
     return CollectiveRow(
         op=op,
         group=group,
@@ -156,11 +171,12 @@ def _collective_row(
         calls_per_step=float(rows.size),
         bytes_median=int(sizes[sizes.size // 2]) if sizes.size else None,
         bytes_per_step=total if all_sized else None,
-        time_ms=int((table.end_ns[rows] - table.start_ns[rows]).sum()) / 1e6,
+        time_ms=lasted / 1e6,
         exposed_ms=int(table.exposed_ns[rows].sum()) / 1e6,
         wait_ms=int((last_arrival_ns[rows] - table.start_ns[rows]).sum()) / 1e6 if all_matched else None,
         transfer_ms=transfer / 1e6 if all_matched else None,
         busbw_gbps=busbw,
+        least_busbw_gbps=least_busbw,
     )
 
 

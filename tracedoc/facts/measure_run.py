@@ -97,10 +97,11 @@ def confidence(run: RunView) -> str:
     """The confidence in findings.
 
     "high": every rank of the world, each with three or more complete steps; "medium": ranks missing or
-    fewer steps; "low": no complete step, or ranks left out that were captured.
+    fewer steps; "low": no complete step, ranks left out that were captured, steps cut by the host's clock.
     """
     counts = [len(digest.complete_steps) for digest in run.digests]
-    if not counts or max(counts) == 0 or run.left_out:
+    by_clock = any(one.code == "steps-by-host-clock" for digest in run.digests for one in digest.limits)
+    if not counts or max(counts) == 0 or run.left_out or by_clock:
         return "low"
     everyone = run.world_size is None or len(run.digests) >= run.world_size
     return "high" if everyone and min(counts) >= STEPS_FOR_CONFIDENCE else "medium"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 
 from msgspec.structs import replace
@@ -18,18 +18,22 @@ from tracedoc.diagnosis import (
     Detail,
     Diagnosis,
     FactRecord,
+    Finding,
     RankReport,
     RunInfo,
     Scalar,
     StepBudget,
     Strategy,
+    folder_of,
 )
 from tracedoc.errors import Failures, Limit
-from tracedoc.facts.catalog import FactTable
+from tracedoc.facts.catalog import Fact, FactTable
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.first_line import summarise
-from tracedoc.ledger import Ledger
+from tracedoc.judge.fixes import fitting_first
+from tracedoc.judge.without_warning import lowered
+from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
@@ -38,6 +42,8 @@ from tracedoc.run.job import job_settings
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.topics.capture.run import strategy_of
+from tracedoc.topics.compute.throughput import samples_per_step, tokens_per_step
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.path_in_picture import path_in_picture
@@ -83,7 +89,7 @@ def compose(
         "The measurements stand below.",
     )
     return Diagnosis(
-        summary=_failure(limits, run) + summary,
+        summary=_with_capture(summary, _failure(limits, run), info),
         run=info,
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
@@ -96,6 +102,7 @@ def compose(
         ledger=ledger,
         plan=plan,
         budgets=budgets,
+        gpu_hours=_given_back(plan, judgement.findings, info),
         rules_left_out=rules_left_out,
         tool_version=tracedoc.__version__,
     )
@@ -143,6 +150,17 @@ def _failure(limits: tuple[Limit, ...], run: RunView) -> str:
     return f"The job failed: {words}. " if words else ""
 
 
+def _with_capture(summary: str, failure: str, info: RunInfo) -> str:
+    """The answer behind what is wrong with the capture: it failed, lacks ranks, or has a single step."""
+    if failure:
+        return failure + summary
+    seen = len(info.ranks_seen)
+    ranks = f"{seen} of {info.world_size} ranks" if info.world_size and seen < info.world_size else ""
+    step = "one step" if info.steps_judged == 1 else ""
+    words = " and ".join(filter(None, (ranks, step)))
+    return f"{words[0].upper()}{words[1:]} captured; {lowered(summary)}" if words else summary
+
+
 def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
     """What is known of the job: its ranks, device, strategy and settings."""
     run = measurements.run
@@ -166,7 +184,35 @@ def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, .
         reader=", ".join(sorted({digest.reader for digest in run.digests if digest.reader})),
         settings=job_settings(run.job),
         captured_at=_captured_at(run),
+        name=folder_of([one.source for one in run.digests], [one.host for one in run.digests]),
+        command=run.job.command if run.job is not None else "",
+        samples_per_s=_rate(measurements, samples_per_step),
+        tokens_per_s=_rate(measurements, tokens_per_step),
     )
+
+
+def _rate(measurements: Measurements, of_step: Fact) -> float | None:
+    """What all captured ranks do in a second of the analysed step, ``None`` where that is not known."""
+    count, length_ms = measurements.value(of_step), measurements.value(step_ms)
+    if isinstance(count, int) and isinstance(length_ms, float) and length_ms > 0:
+        return 1e3 * count / length_ms
+    return None
+
+
+def _given_back(plan: Sequence[PlanStep], findings: Sequence[Finding], info: RunInfo) -> Range | None:
+    """The GPU-hours of a day that the plan saves, or the first fix of all where that is more."""
+    steps = [(plan[-1].replay_of_step_ms, plan[-1].step_ms)] if plan else []
+    fixes = fitting_first(findings[0].fixes, info) if findings else ()
+    steps += [(one.before_ms, one.step_ms) for fix in fixes[:1] if (one := fix.predicted)]
+    if info.world_size is None or info.device == "CPU":
+        return None
+    saved = [
+        tuple(max(24.0 * info.world_size * (1 - after / before), 0.0) for after in reversed(after_ms))
+        for before, after_ms in steps
+        if before > 0
+    ]
+    low, likely, high = max(saved, key=lambda one: one[1], default=(0.0, 0.0, 0.0))
+    return (low, likely, high) if likely > 0 else None
 
 
 def _captured_at(run: RunView) -> str:

@@ -16,10 +16,11 @@ from tracedoc.judge.without_warning import (
     gain_words,
     healthy,
     is_compute_bound,
+    lowered,
     number,
 )
 from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep
+from tracedoc.predicted import PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
@@ -36,6 +37,9 @@ WORTH_NAMING = 0.05
 
 SAME_STEP = 0.02
 """The mean captured step is named where it differs from the analysed one by more than this share."""
+
+SAME_SAMPLES = " for the same samples"
+"""Behind the step of a fix that changes the batch."""
 
 MOSTLY_QUEUED = 0.30
 """With more idle time than this behind work that was launched, kernels are missing, and no cause is named."""
@@ -72,6 +76,8 @@ def summarise(
     if worth:
         named = worth[:NAMED_FINDINGS]
         said = [_cause(measurements, finding) for finding in named]
+        if len(named) > 1 and _hidden(named[1], step):
+            said[1] = f"{said[1][:-1]}; mending that alone saves nothing."
         if all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step):
             said.insert(0, compute_bound(measurements, run, step))
         sentences = [*said, outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step)]
@@ -127,6 +133,12 @@ def _cause(measurements: Measurements, finding: Finding) -> str:
     return f"{name}: {said}{_place(measurements, finding)}."
 
 
+def _hidden(finding: Finding, step: float) -> bool:
+    """True for a finding whose mending is known to save next to nothing while another limit stands."""
+    gain = finding.gain
+    return gain is not None and gain.likely_ms is not None and gain.likely_ms < SAME_STEP * step
+
+
 def _place(measurements: Measurements, finding: Finding) -> str:
     ranks = finding.ranks
     if len(measurements.run.digests) == 1 or not ranks or len(ranks) == len(measurements.ranks):
@@ -169,32 +181,37 @@ def outcome(
     """
     first = next(iter(fitting_first(named[0].fixes, run)), None)
     batch = _change_of_batch(named[0], run)
-    least = named[0].gain.size_ms if named[0].gain is not None else 0.0
+    gain = named[0].gain
+    least = 0.0 if gain is None else gain.size_ms or gain.high_ms
     if plan and not any(one.fix.startswith(f"{named[0].id}/") for one in plan):
         notes = {one.id for one in findings if one.severity == "note"}
         doubtful = measurements.is_cpu and all(one.fix.rpartition("/")[0] in notes for one in plan)
-        enough = batch is not None or step - plan[-1].step_ms[1] >= least
+        saves = step - plan[-1].step_ms[1]
+        enough = saves >= (least if batch is None else min(least, _saves(batch) / 2))
         plan = plan if enough and not doubtful else ()
     if plan:
         return f"{_plan_words(plan, findings, step)}{_or_batch(batch, plan[-1].step_ms[1])}."
     if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms
-        same_work = " for as many samples" if changes_training(first) else ""
+        same_work = SAME_SAMPLES if changes_training(first) else ""
         also = "" if changes_training(first) else _or_batch(batch, after[1])
-        return f"{first.title}: {format_step_change(step, after)}{same_work}{also}."
+        return f"{first.title}: {format_step_change(first.predicted.before_ms, after)}{same_work}{also}."
     if first is not None and all(one.gain is None for one in named):
         return f"{first.title}: what that saves cannot be told from this run."
-    return _without(measurements, named, ledger, step)
+    return _without(measurements, named, ledger, step, first)
+
+
+def _saves(fix: Fix) -> float:
+    """What a fix that was played likely saves, in ms; 0 of others."""
+    return fix.predicted.gain_ms[1] if fix.predicted is not None else 0.0
 
 
 def _plan_words(plan: Sequence[PlanStep], findings: Sequence[Finding], step: float) -> str:
     change = format_step_change(step, plan[-1].step_ms)
     if len(plan) > 2:
-        return f"All {len(plan)} fixes of the plan: {change}"
+        return f"{plan[0].title}, and {len(plan) - 1} more fixes (the plan): {change}"
     if len(plan) == 2:
-        title, second = (one.title for one in plan)
-        then = second[:1].lower() + second[1:] if second[1:2].islower() else second
-        return f"{title}, then {then}: {change}"
+        return f"{plan[0].title}, then {lowered(plan[1].title)}: {change}"
     return f"{plan[0].title}{_number_of(plan[0].fix.rpartition('/')[0], findings)}: {change}"
 
 
@@ -207,32 +224,36 @@ def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
     """The fix that changes the batch as an alternative, where it gives more; else ""."""
     if fix is None or fix.predicted is None or fix.predicted.step_ms[1] >= other_step_ms:
         return ""
-    title = fix.title[:1].lower() + fix.title[1:]
-    return f"; or {title}: about {format_ms(fix.predicted.step_ms[1])} for as many samples"
+    likely = fix.predicted.step_ms[1]
+    after = format_step_change(likely, (likely,) * 3).partition("-> ")[2]
+    return f"; or {lowered(fix.title)}: {after}{SAME_SAMPLES}"
 
 
-def _without(measurements: Measurements, named: Sequence[Finding], ledger: Ledger | None, step: float) -> str:
-    """The step without the causes of the findings that are named, as it is played, else its bound."""
-    told = {one.rule_id for one in named}
-    causes = tuple(one.id for one in ledger.causes if told & set(one.told_by)) if ledger is not None else ()
-    what = "it" if len(named) == 1 else "both"
-    if ledger is not None and causes and all(one.gain and one.gain.likely_ms is not None for one in named):
-        saved = alone_of(measurements.run, causes)
-        if saved is not None and saved[1] > 0:
-            low, likely, high = saved
-            of = ledger.step_ms
-            after = (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0))
-            mean = "" if abs(of - step) <= SAME_STEP * step else ", the mean step"
-            return f"Without {what}{mean}: {format_step_change(of, after)}."
-    # Bounds may cover the same time or not: none but its own is that of a finding.
-    place, largest = max(
-        ((place, one.gain) for place, one in enumerate(named) if one.gain is not None),
-        key=lambda one: one[1].high_ms,
+def _without(
+    measurements: Measurements, named: Sequence[Finding], ledger: Ledger | None, step: float, fix: Fix | None
+) -> str:
+    """The step without the causes of the first finding, as it is played, else its bound; "" for no change.
+
+    It is told of the first ``fix``, which takes them away in part or in whole.
+    """
+    finding, gain = named[0], named[0].gain
+    causes = (
+        () if ledger is None else tuple(one.id for one in ledger.causes if finding.rule_id in one.told_by)
     )
-    of, most = largest.mean_step_ms or step, largest.high_ms
-    what = "it" if len(named) == 1 else ("the first", "the second")[place]
-    mean = "" if largest.mean_step_ms is None else ", the mean step"
-    return f"Without {what}{mean}: {format_ms(of)} -> {format_ms(of - most)} at best." if most < of else ""
+    saved = alone_of(measurements.run, causes) if causes and gain and gain.likely_ms is not None else None
+    if ledger is not None and saved is not None and saved[1] > 0:
+        of = ledger.step_ms
+        low, likely, high = as_runs_differ(saved, of) if measurements.is_cpu else saved
+        change = format_step_change(of, (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0)))
+        mean = "" if abs(of - step) <= SAME_STEP * step else "mean step "
+    elif gain is not None and gain.high_ms > 0:
+        of, mean = gain.mean_step_ms or step, "" if gain.mean_step_ms is None else "mean step "
+        change = f"{format_ms(of)} -> {format_ms(max(of - gain.high_ms, 0.0))} at best"
+    else:
+        return ""
+    if fix is not None:
+        return f"{fix.title}: {mean}{change}." if saved else f"{fix.title} ({mean}{change})."
+    return f"Without {'it' if len(named) == 1 else 'the first'}: {mean}{change}."
 
 
 def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:

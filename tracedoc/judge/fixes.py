@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Fix, RunInfo, Strategy
-from tracedoc.whatif.answer import LEAST_SHARE
+from tracedoc.predicted import LEAST_SHARE
 
 FRAMEWORKS = {
     "any": "any framework",
@@ -73,7 +73,7 @@ def changes_training(fix: Fix) -> bool:
 
 
 def saves_nothing(fix: Fix) -> bool:
-    """True for a fix that was played, and saves less than :data:`~tracedoc.whatif.answer.LEAST_SHARE`."""
+    """True for a fix that was played, and saves less than :data:`~tracedoc.predicted.LEAST_SHARE`."""
     if fix.predicted is None:
         return False
     gain, after = fix.predicted.gain_ms[1], fix.predicted.step_ms[1]

@@ -11,7 +11,9 @@ from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, severity_by_share
 from tracedoc.judge.rule import Rule
+from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
+from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
@@ -36,6 +38,9 @@ MOSTLY_WARM_UP = 0.5
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
 
+BY_DEFAULT = ("compute.fusion",)
+"""Causes that every script has which is not compiled: a level less severe than what they cost."""
+
 BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
 """Families of causes where a rank is left out: the first are not told, and of the second it is not known how
 much is waiting for that rank."""
@@ -58,6 +63,10 @@ COVERED = 0.5
 where findings stand for at least this share of it."""
 
 
+MORE = 0.1
+"""A limit behind another is told where mending both saves more than one by this share of what it costs."""
+
+
 class _Claim(msgspec.Struct, frozen=True):
     """A finding with what its causes cost the mean step in ms, before others are heard.
 
@@ -74,14 +83,16 @@ class _Claim(msgspec.Struct, frozen=True):
     conditions: int
 
     @property
-    def order(self) -> tuple[int, float, int, str]:
-        """Causes speak before time: of causes the costliest, of times the narrowest; then more conditions.
+    def order(self) -> tuple[bool, int, float, int, str]:
+        """A log of the whole run speaks first, and causes before time.
 
-        Of times that name the same, that which is less of it as a whole is the narrower.
+        Of causes the costliest, of times the narrowest, and of those that name the same that which is less of
+        it as a whole; then more conditions.
         """
+        captured = not _beyond(self.rule)
         if self.rule.tells == "time":
-            return len(self.causes), self.whole, -self.conditions, self.finding.id
-        return 0, -round(self.share_ms, 6), -self.conditions, self.finding.id
+            return captured, len(self.causes), self.whole, -self.conditions, self.finding.id
+        return captured, 0, -round(self.share_ms, 6), -self.conditions, self.finding.id
 
 
 class _Priced(msgspec.Struct, frozen=True):
@@ -122,10 +133,9 @@ def warm_up_frac(ledger: Ledger | None, measurements: Measurements) -> float:
     return share if share > MOSTLY_WARM_UP else 0.0
 
 
-def _beyond(rule: Rule, measurements: Measurements) -> bool:
-    """Whether a rule speaks of what is in no ledger: a log of the whole run, or the host of a CPU run."""
-    of_host = any(one.partition(".")[0] == "host" for one in (*rule.cause, *rule.part_of))
-    return not rule.needs or (of_host and measurements.is_cpu)
+def _beyond(rule: Rule) -> bool:
+    """Whether a rule speaks of what is in no ledger: a log of the whole run."""
+    return not rule.needs
 
 
 class _Claimed:
@@ -156,11 +166,16 @@ class _Claimed:
     def take(self, claim: _Claim, left: Mapping[str, float]) -> float:
         """What a finding tells of its entries, in ms: the whole of its causes, a part of the others.
 
-        The part is what its rule bounds. An entry counts as told by a rule that has half of it.
+        The part is what its rule bounds, of all of them where that is a log's. An entry counts as told by a
+        rule that has half of it.
         """
-        whole = {one.id for one in _named(claim.rule.cause, self._ledger)}
+        logged = _beyond(claim.rule)
+        whole = {one.id for one in _named(() if logged else claim.rule.cause, self._ledger)}
         rest = sum(ms for id, ms in left.items() if id not in whole)
-        part = min(claim.size_ms / rest, 1.0) if rest > 0 else 0.0
+        gain = claim.finding.gain
+        of = gain.mean_step_ms if logged and gain is not None else None
+        size = claim.size_ms * (self._ledger.step_ms / of if of else 1.0)
+        part = min(size / rest, 1.0) if rest > 0 else 0.0
         taken = 0.0
         for one in claim.causes:
             mine = left[one.id] * (1.0 if one.id in whole else part)
@@ -221,7 +236,23 @@ def concluded(
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
     findings = tuple(_in_place(one.finding, dropped, judgement.rules) for one in priced)
-    return replace(judgement, findings=findings, verdicts=verdicts), replace(ledger, causes=causes)
+    told = replace(judgement, findings=findings, verdicts=verdicts)
+    return _as_runs_differ(told, measurements), replace(ledger, causes=causes)
+
+
+def _as_runs_differ(judgement: Judgement, measurements: Measurements) -> Judgement:
+    """The findings with gains that were played as sure as those of CPU runs are."""
+    step = measurements.value(step_ms)
+    if not measurements.is_cpu or not isinstance(step, float):
+        return judgement
+    findings = []
+    for one in judgement.findings:
+        if (gain := one.gain) is not None and gain.likely_ms is not None:
+            played = (gain.low_ms, gain.likely_ms, gain.high_ms)
+            low, _, high = as_runs_differ(played, gain.mean_step_ms or step)
+            one = replace(one, gain=replace(gain, low_ms=max(low, 0.0), high_ms=high))
+        findings.append(one)
+    return replace(judgement, findings=tuple(findings))
 
 
 def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
@@ -235,7 +266,11 @@ def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
                 "pass", f"it costs at most {size}, less than {format_percent(WORTH)}"
             )
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
-    findings = tuple(one for one in judgement.findings if one.rule_id not in dropped)
+    findings = tuple(
+        replace(one, severity="note") if {*judgement.rules[one.rule_id].cause} & {*INHERENT} else one
+        for one in judgement.findings
+        if one.rule_id not in dropped
+    )
     return replace(judgement, findings=findings, verdicts=verdicts)
 
 
@@ -244,18 +279,15 @@ def _heard(
 ) -> _Priced | _Dropped:
     """A finding after those that speak before it: as it stands, or why it does not."""
     rule, finding, least = claim.rule, claim.finding, WORTH * ledger.step_ms
-    as_bounded = _Priced(finding, claim.size_ms, claim.conditions)
-    if _beyond(rule, measurements):
-        for one in claim.causes:
-            if claim.size_ms >= COVERED * one.share_ms:
-                claimed.told.setdefault(one.id, []).append(rule.id)
-        return as_bounded
+    left = claimed.left_ms(claim)
+    if _beyond(rule):
+        claimed.take(claim, left)
+        return _Priced(finding, claim.size_ms, claim.conditions)
     alone = _alone_ms(claim.causes, measurements)
     # Of causes either of which gives all, each has half of the share.
     if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
         costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
         return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
-    left = claimed.left_ms(claim)
     free = min(sum(left.values()), claim.share_ms)
     tellers = claimed.tellers(claim)
     if tellers and free < (1 - COVERED) * claim.share_ms:
@@ -269,9 +301,31 @@ def _heard(
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
-    message = finding.message + _hidden(mine, measurements)
-    kept = replace(finding, severity=severity, gain=gain, message=message)
-    return _Priced(kept, share, claim.conditions)
+    kept = _on_every_rank(replace(finding, severity=severity, gain=gain), mine, measurements)
+    kept = replace(kept, message=kept.message + _hidden(mine, measurements))
+    return _Priced(kept, 0.0 if all(one.id in INHERENT for one in mine) else share, claim.conditions)
+
+
+def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
+    """A finding seen on one rank whose causes all ranks share: the others wait while it is late.
+
+    What one rank does more than the others is a cause of its own, and where it is these as well they cost
+    little once all others are gone.
+    """
+    shared = all(
+        not one.ranks
+        and one.id.partition(".")[0] not in BETWEEN_RANKS
+        and one.last_ms >= COVERED * one.share_ms
+        for one in causes
+    )
+    if not shared or not causes or len(finding.ranks) != 1 or len(measurements.ranks) < 2:
+        return finding
+    (worst,) = finding.ranks
+    says = f"{finding.says} (every rank; rank {worst} is the worst)" if finding.says else ""
+    message = before_full_stop(
+        finding.message, "the worst: every rank has the cause, and the others wait meanwhile"
+    )
+    return replace(finding, ranks=measurements.ranks, says=says, message=message)
 
 
 def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Finding]]:
@@ -335,21 +389,23 @@ def _severity(
     The partner itself weighs its share too: mending both gives both. The middle between the lower end and
     what is likely makes a warning at most.
     """
-    if rule is None and all(one.id in INHERENT for one in causes):
+    if causes and all(one.id in INHERENT for one in causes):
         return "note"
     large = [one for one in ledger.causes if one.share_ms >= WORTH * ledger.step_ms]
     hides = {one.partner for one in large if one.id not in INHERENT}
     paired = any(one.id in hides or (one.partner and one.partner not in INHERENT) for one in causes)
     weight = alone_ms[0]
+    if rule is not None and rule.part_of:
+        weight = min(share_ms, weight)
     if paired:
         weight = max(share_ms, weight)
-    elif rule is not None and rule.part_of:
-        weight = min(share_ms, weight)
     confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
     middle = (weight + min(share_ms, alone_ms[1])) / 2
     likely = severity_by_share(middle / ledger.step_ms, confidence)
     least = severity_by_share(weight / ledger.step_ms, confidence)
     severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
+    if causes and all(one.id in BY_DEFAULT for one in causes):
+        severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
 
 
@@ -358,11 +414,14 @@ def _gain(
 ) -> Gain | None:
     """What the causes of a finding give; of a part of them its rule's bound.
 
-    At most it is what all that it names gives, ``most_ms``, whoever tells that.
+    At most it is what all that it names gives, ``most_ms``, whoever tells that. On CPUs a part is as its rule
+    bounds it over all ranks: the analysed step is one of many that differ.
     """
     gain = claim.finding.gain
     if not claim.rule.cause:
-        return gain if gain is None else replace(gain, high_ms=min(gain.high_ms, most_ms))
+        if gain is None or measurements.is_cpu:
+            return gain
+        return replace(gain, high_ms=min(gain.high_ms, most_ms))
     if claim.rule.part_of:
         most_ms = min(
             most_ms, max(_alone_ms(_named(claim.rule.cause, ledger), measurements)[2], claim.size_ms)
@@ -392,8 +451,13 @@ def _hidden(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
     if both is None:
         return ""
     partner = CAUSE_WORDS.get(largest.partner, largest.partner)
-    alone, together = format_ms(largest.alone_ms[1]), format_ms(both[1])
-    return f" Behind it is another limit ({partner}): mending one alone gives {alone}, both {together}."
+    alone = largest.alone_ms[1]
+    if both[1] - alone < MORE * largest.share_ms:
+        return ""
+    return (
+        f" Behind it is another limit ({partner}): mending this alone saves"
+        f" {format_ms(alone) if alone > 0 else 'nothing'}, both {format_ms(both[1])}."
+    )
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:

@@ -88,7 +88,7 @@ def _checked(rule: Rule, at: Document, known: Vocabulary) -> Rule:
     used |= _names_of_template(at, rule.message, named, "message")
     used |= _names_of_template(at, rule.says, named, "says")
     for number, fix in enumerate(rule.fixes):
-        used |= _names_of_fix(at, fix, units, known.texts, number)
+        used |= _names_of_fix(at, fix, named, known.texts, number)
     for field, noun, names in (("params", "param", rule.params), ("words", "words", rule.words)):
         for name in names:
             if name not in used:

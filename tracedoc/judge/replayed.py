@@ -14,9 +14,9 @@ from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
-from tracedoc.predicted import PlanStep, Predicted, ReplayReport
+from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
-from tracedoc.whatif.answer import LEAST_SHARE, as_predicted, on_more_ranks, replay_report
+from tracedoc.whatif.answer import as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
@@ -29,7 +29,7 @@ NOT_PLANNED = ("double-batch", "faster-kernels")
 HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets", "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
 
-NOT_REPLAYED = "a bound: the step was not replayed, because {}"
+NOT_REPLAYED = "an upper bound; not predicted: {}"
 
 
 def with_predictions(
@@ -146,13 +146,13 @@ def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
 
 def _predicted(finding: Finding, known: Mapping[str, Predicted], measurements: Measurements) -> Finding:
     """A finding with the prediction of each fix that was played."""
-    fixes = tuple(
-        _with_prediction(finding, fix, known[str(parse_request(change))], measurements)
-        if (change := _change(finding, fix)) and str(parse_request(change)) in known
-        else fix
-        for fix in finding.fixes
-    )
-    return replace(finding, fixes=fixes)
+    fixes = []
+    for fix in finding.fixes:
+        change = _change(finding, fix)
+        predicted = known.get(str(parse_request(change))) if change else None
+        named = replace(fix, replays=change)
+        fixes.append(_with_prediction(finding, named, predicted, measurements) if predicted else named)
+    return replace(finding, fixes=tuple(fixes))
 
 
 def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measurements: Measurements) -> Fix:

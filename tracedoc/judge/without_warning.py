@@ -8,10 +8,12 @@ from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
+from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.ledgered import INHERENT, WORTH
 from tracedoc.ledger import Ledger
+from tracedoc.topics.compute.rank import reached_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
-from tracedoc.units import format_ms, format_percent
+from tracedoc.units import format_ms, format_percent, format_step_change
 
 CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
 """What the first line says of a CPU step that is mostly idle for a reason that no rule looks for."""
@@ -59,7 +61,7 @@ def idle_on_cpu(measurements: Measurements, step: float) -> str:
     idle = judged.idle_ns.get(cause, 0) / 1e6
     if idle < IDLE_WORTH_NAMING * step:
         return ""
-    return f" For {format_ms(idle)} of it {CPU_IDLE_WORDS[cause]}."
+    return f" For {format_ms(idle)} of the {format_ms(step)} step {CPU_IDLE_WORDS[cause]}."
 
 
 def healthy(
@@ -68,32 +70,45 @@ def healthy(
     """What fills the step of a run without warnings, and what costs most of it."""
     compute = number(measurements, compute_ms)
     if measurements.is_cpu:
-        costs = _costs(noted, ledger, step, CPU_WORTH_NAMING)
-        found = f"CPU run (times are indicative): {costs}." if costs else ""
+        costs = _costs(noted, run, ledger, step, CPU_WORTH_NAMING)
+        found = f"CPU run (times are indicative). {costs}" if costs else ""
         return f"{found or _nothing_on_cpu(step)}{idle_on_cpu(measurements, step)}"
     if compute is None:
         return f"No answer: how the {format_ms(step)} step splits is not in this capture."
-    costs = _costs(noted, ledger, step, WORTH)
+    costs = _costs(noted, run, ledger, step, WORTH)
     if is_compute_bound(measurements, step):
-        return compute_bound(measurements, run, step) + (f" {costs}." if costs else "")
-    costs = costs or f"no cause costs {format_percent(WORTH)} of it"
-    return f"Compute fills {format_percent(compute / step)} of the {format_ms(step)} step; {costs}."
+        return compute_bound(measurements, run, step) + (f" {costs}" if costs else "")
+    fills = f"Compute fills {format_percent(compute / step)} of the {format_ms(step)} step"
+    return f"{fills}. {costs}" if costs else f"{fills}; no cause costs {format_percent(WORTH)} of it."
 
 
 def _nothing_on_cpu(step: float) -> str:
     return f"CPU run: nothing found to change in the {format_ms(step)} step."
 
 
-def _costs(noted: Sequence[Finding], ledger: Ledger | None, step: float, least: float) -> str:
-    """The largest findings with what each costs of the mean step, from ``least`` of it on; "" without any."""
+def _costs(noted: Sequence[Finding], run: RunInfo, ledger: Ledger | None, step: float, least: float) -> str:
+    """The largest findings, from ``least`` of the mean step on, and the first fix; "" without any."""
     of = ledger.step_ms if ledger is not None and ledger.step_ms else step
     sized = [(cost_ms(one, ledger), one) for one in noted if one.rule_id not in INHERENT]
     large = sorted((one for one in sized if one[0] >= least * of), key=lambda one: -one[0])[:NAMED_COSTS]
+    if not large:
+        return ""
     parts = [
-        f"{format_ms(ms)} {'to' if place else f'of the {format_ms(of)} step go to'} {_short_name(one)}"
+        f"{_short_name(one)}: {format_ms(ms)}{'' if place else f' of the {format_ms(of)} step'}"
         for place, (ms, one) in enumerate(large)
     ]
-    return " and ".join(parts)
+    said = "; ".join(parts)
+    return f"{said[0].upper()}{said[1:]}.{_first_fix(large[0][1], run, least)}"
+
+
+def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:
+    """The first fix of a finding with the step that it gives, where that is worth it; else ""."""
+    fix = next(iter(fitting_first(finding.fixes, run)), None)
+    if fix is None or fix.predicted is None:
+        return ""
+    if fix.predicted.gain_ms[1] < least * fix.predicted.before_ms:
+        return ""
+    return f" {fix.title}: {format_step_change(fix.predicted.before_ms, fix.predicted.step_ms)}."
 
 
 def cost_ms(finding: Finding, ledger: Ledger | None) -> float:
@@ -114,16 +129,22 @@ def is_compute_bound(measurements: Measurements, step: float) -> bool:
 def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
     """The sentence for a run that is compute-bound."""
     share = format_percent((number(measurements, compute_ms) or 0.0) / step)
-    exposed = number(measurements, exposed_comm_ms)
+    exposed, reached = number(measurements, exposed_comm_ms), number(measurements, reached_frac)
+    rate = "" if reached is None else f" at {format_percent(reached)} of what this GPU reaches"
     if (run.world_size or 1) > 1 and exposed is not None:
         return (
-            f"Compute-bound: the GPUs are busy for {share} of the {format_ms(step)} step, and communication "
-            f"is hidden (at most {format_percent(exposed / step)} to gain)."
+            f"Compute-bound{rate}: the GPUs are busy for {share} of the {format_ms(step)} step, and "
+            f"communication is hidden (at most {format_percent(exposed / step)} to gain)."
         )
-    return f"Compute-bound: {share} of the {format_ms(step)} step is compute."
+    return f"Compute-bound{rate}: {share} of the {format_ms(step)} step is compute."
 
 
 def _short_name(finding: Finding) -> str:
-    name = finding.title.partition(": ")[0]
-    first = name.partition(" ")[0]
-    return name[0].lower() + name[1:] if first[1:].islower() or len(first) == 1 else name
+    """The usual name of a finding's cause within a sentence."""
+    return lowered(finding.title.partition(": ")[0])
+
+
+def lowered(text: str) -> str:
+    """A text within a sentence: without its capital, unless its first word is a name such as DDP."""
+    first = text.partition(" ")[0]
+    return text[0].lower() + text[1:] if first[1:].islower() or len(first) == 1 else text

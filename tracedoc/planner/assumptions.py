@@ -115,12 +115,12 @@ def _about_time(
     if request.measured_compute_ms is not None:
         arithmetic = f"{format_ms(request.measured_compute_ms)} of computation in a step, as the run measured"
     hidden = (
-        "Of communication beside it 30 to 75 % lengthen the step, the more the faster the link; all at worst."
+        "We assume that 30 to 75 % of the communication is not hidden (most on fast links), all at worst."
     )
     if request.framework in PARALLEL_FRAMEWORKS:
         hidden = (
             "What tensor and expert parallelism send is not hidden, but six tenths where it is overlapped; of"
-            " the rest 30 to 75 % lengthen the step. Published runs of layouts spread by 20 %, with experts"
+            " the rest we assume that 30 to 75 % is not hidden. Published runs spread by 20 %, with experts"
             " by 30 %, but for gpt-oss, which took up to twice as long."
         )
     texts = [f"Time: {arithmetic}. {hidden}"]

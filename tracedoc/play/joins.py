@@ -13,6 +13,7 @@ from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.ranks.matching import Matching
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import RankProgram
+from tracedoc.timeline.collective_roles import is_extra
 from tracedoc.timeline.collective_table import NONE, CollectiveTable, by_rank
 
 SLACK_NS = 100_000
@@ -26,6 +27,7 @@ def join_run(
     programs: Iterable[RankProgram],
     tables: Sequence[CollectiveTable],
     gradients: Sequence[npt.NDArray[np.bool_]],
+    roles: Sequence[npt.NDArray[np.uint8]],
     matching: Matching,
     links: Sequence[SizeCurve | None] = (),
 ) -> RunProgram:
@@ -43,7 +45,7 @@ def join_run(
     gathering, base, offsets = Gathering(len(ranks)), 0, []
     columns: list[dict[str, npt.NDArray[Any]]] = []
     kinds: dict[str, int] = {}
-    for rank, program, table, gradient in zip(ranks, programs, tables, gradients, strict=True):
+    for rank, program, table, gradient, role in zip(ranks, programs, tables, gradients, roles, strict=True):
         gathering.add(rank, program)
         mine = np.flatnonzero(program.row >= 0)
         rows = program.row[mine]
@@ -70,6 +72,7 @@ def join_run(
                 "kind": np.array(names, dtype=np.int32)[table.kind[rows]],
                 "group": group,
                 "gradients": gradient[rows] if gradient.size else np.zeros(rows.size, dtype=bool),
+                "extra": is_extra(role[rows]) if role.size else np.zeros(rows.size, dtype=bool),
                 "complete": complete,
                 "block": blocks[mine],
             }

@@ -44,7 +44,8 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     their length), ``nbytes`` the message (``NONE`` where unknown), ``kind`` indexes ``kinds``: the names of
     operations. ``group`` numbers the groups of ranks, whose sizes are
     ``group_sizes``, and whose links :class:`SizeCurve` describes. ``gradients`` tells which reduce gradients,
-    ``complete`` which miss no rank's part. ``block`` is the block of a sharded unit, ``NONE`` for others.
+    ``extra`` which training does not need, ``complete`` which miss no rank's part. ``block`` is the block of
+    a sharded unit, ``NONE`` for others.
     """
 
     event: Index
@@ -54,6 +55,7 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     kind: npt.NDArray[np.int32]
     group: npt.NDArray[np.int32]
     gradients: Mask
+    extra: Mask
     complete: Mask
     block: npt.NDArray[np.int32]
     kinds: tuple[str, ...] = ()
@@ -273,6 +275,7 @@ class Gathering:
             "cause_to": program.cause_to + np.where(to_host, point, event),
             "doing_point": program.doing_point + point,
             "offload_event": program.offload_event + event,
+            "waste_event": program.waste_event + event,
         }
         for name, column in self._columns.items():
             column.add(narrow(moved[name] if name in moved else getattr(program, name)))

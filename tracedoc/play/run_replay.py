@@ -124,8 +124,8 @@ def _replay_of(
     there = [digest for digest in run.digests if any(one.step == step for one in digest.programs)]
     ranks = [digest.rank for digest in there]
     tables = [digest.collectives for digest in there]
-    gradients = [digest.gradients for digest in there]
-    program = join_run(ranks, _decoded(there, step), tables, gradients, run.matching, run.curves)
+    gradients, roles = [digest.gradients for digest in there], [digest.roles for digest in there]
+    program = join_run(ranks, _decoded(there, step), tables, gradients, roles, run.matching, run.curves)
     subject = ranks.index(representative.rank)
     assert representative.judged_step is not None
     step_ms = representative.judged_step.budget.window_ns / 1e6
@@ -149,7 +149,7 @@ def _replay_of(
             return found if isinstance(once, Refusal) else once
         return found
     except Cyclic:
-        return Refusal("what its events wait for is contradictory")
+        return Refusal("the recorded dependencies contradict each other")
 
 
 def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:

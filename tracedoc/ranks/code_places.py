@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
+import numpy as np
 
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.script_code import CodePlace
@@ -53,6 +54,22 @@ def seen_places(run: RunView, rank: int) -> Sequence[CodePlace]:
 def has_stacks(run: RunView, rank: int) -> bool:
     """Whether the places of a rank are functions of the script, not named ranges."""
     return any(one.file for one in seen_places(run, rank))
+
+
+def place_alone(
+    run: RunView, rank: int, peers: Iterable[int], least_ms: float, *, loading: bool
+) -> tuple[CodePlace | None, bool]:
+    """The place where a rank is longer than some peers at the median, by half of ``least_ms`` or more.
+
+    Its time is what it is longer there. Also whether any peer could be compared: where only this rank
+    recorded stacks, its time counts whole.
+    """
+    places, by_stacks = seen_places(run, rank), has_stacks(run, rank)
+    others = [seen_places(run, peer) for peer in peers if has_stacks(run, peer) == by_stacks]
+    if others:
+        usual = (int(np.median([time_in(one, places, other) for other in others])) for one in places)
+        places = lasting(places, (one.time_ns - ns for one, ns in zip(places, usual, strict=True)))
+    return longest_place(places, least_ms, loading=loading), bool(others)
 
 
 def lasting(places: Iterable[CodePlace], times_ns: Iterable[int]) -> list[CodePlace]:

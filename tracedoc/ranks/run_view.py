@@ -221,11 +221,17 @@ def ranks_without_steps(digests: Sequence[RankDigest]) -> tuple[int, ...]:
     whole = set.intersection(*others) if others else set().union(*known.values())
     if not whole:
         return ()
-    shortest = min(step.end_ns - step.start_ns for digest in digests for step in digest.complete_steps)
+    # From the beginning of a capture to the end of the first step that is whole.
+    least = min(
+        step.end_ns - digest.steps[0].start_ns
+        for digest in digests
+        for step in digest.complete_steps
+        if step.index in whole
+    )
     return tuple(
         digest.rank
         for digest in digests
-        if not known[digest.rank] & whole and (digest.cut or _length_ns(digest) < shortest)
+        if not known[digest.rank] & whole and (digest.cut or _length_ns(digest) < least)
     )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from tracedoc.comparison.compare import RunComparison
 from tracedoc.comparison.differences import FindingChange
-from tracedoc.comparison.scaling import Scaling
-from tracedoc.diagnosis import BudgetLocation
+from tracedoc.diagnosis import BudgetLocation, Gain, RunInfo
+from tracedoc.ledger import CAUSE_WORDS
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.report.view import about_words, gain_text, rates_of
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, three_digits
 
 _LEAST_PART = 0.002
@@ -17,29 +18,32 @@ _LEAST_PART = 0.002
 _MOST_NAME = 80
 
 
-_COLOURS = {
-    "slower-kernels": "compute",
-    "host": "launch",
-    "link": "transfer",
-    "order": "unsplit",
-    "ranks": "wait",
-    "slow_steps": "delay",
-    "unexplained": "idle",
-}
-"""Where the colour of a part, or of a family of causes, is not named like it."""
-
-
 def comparison_sheet(found: RunComparison) -> Sheet:
     """A comparison as a sheet."""
     return Sheet(
         answer=first_line(found),
-        notes=tuple(note for note in (_noise(found), _costs(found.scaling), _seen_at(found)) if note),
+        notes=tuple(filter(None, (_noise(found), *_throughput(found), _seen_at(found)))),
         bars=tuple(_bars(found)),
         bars_caption=f"From the {'ideal' if found.scaling else 'old'} step to the measured one",
         tables=(_parts(found),),
         lists=tuple(_lists(found)),
         counts=_counts(found),
+        title=runs_title(found.base, found.head),
+        about=tuple(_runs(found)),
     )
+
+
+def runs_title(base: RunInfo, head: RunInfo) -> str:
+    """The two runs by name, "" where one has none."""
+    return f"{base.name} -> {head.name}" if base.name and head.name else ""
+
+
+def _runs(found: RunComparison) -> Iterator[str]:
+    """Yield when and how each side was captured, as far as that is known."""
+    for side, run in (("BASE", found.base), ("HEAD", found.head)):
+        about = ", ".join(filter(None, (run.name, about_words(run))))
+        if about:
+            yield f"{side}: {about}."
 
 
 def _counts(found: RunComparison) -> str:
@@ -75,7 +79,8 @@ def first_line(found: RunComparison) -> str:
         more = f" About {needed} steps on each side would decide." if needed else ""
         return f"Inconclusive: {times}; {found.verdict.why}.{more}"
     if word == "unchanged":
-        return f"Unchanged: {times}, within noise."
+        same = found.verdict.why
+        return f"No difference: {same}." if same else f"Unchanged: {times}, within noise."
     cause = _largest(found, longer=word == "regressed")
     return f"{word.capitalize()}: {times}{f', mostly {cause}' if cause else ''}."
 
@@ -97,19 +102,26 @@ def _noise(found: RunComparison) -> str:
     return text
 
 
-def _costs(scaling: Scaling | None) -> str:
-    """The GPU time of a sample, and its rate and price where samples were given, in words."""
-    if scaling is None or scaling.gpu_time_ratio <= 0:
-        return ""
-    text = f"A sample takes {scaling.gpu_time_ratio:.3g} times the GPU time ({scaling.evidence})."
-    if scaling.base_samples_per_s and scaling.head_samples_per_s and scaling.head_gpu_hours:
-        text += (
-            f" Samples a second: {three_digits(scaling.base_samples_per_s)} ->"
-            f" {three_digits(scaling.head_samples_per_s)}."
-            f" GPU-hours for a million: {three_digits(scaling.base_gpu_hours or 0.0)} ->"
-            f" {three_digits(scaling.head_gpu_hours)}."
-        )
-    return text
+def _throughput(found: RunComparison) -> Iterator[str]:
+    """Yield what a second does on both sides, and the GPU time of as much work, as far as they are known."""
+    before, after, scaling = rates_of(found.base), rates_of(found.head), found.scaling
+    if len(before) == len(after) and before:
+        pairs = zip(before, after, strict=True)
+        yield f"Throughput: {', '.join(f'{one} -> {other}' for one, other in pairs)}."
+    gpus, word = found.head.world_size, found.verdict.word if found.verdict is not None else ""
+    if scaling is not None and scaling.gpu_time_ratio > 0:
+        yield f"A sample takes {scaling.gpu_time_ratio:.3g} times the GPU time ({scaling.evidence})."
+        if scaling.base_samples_per_s and scaling.head_samples_per_s and scaling.head_gpu_hours:
+            yield (
+                f"Samples a second: {three_digits(scaling.base_samples_per_s)} ->"
+                f" {three_digits(scaling.head_samples_per_s)}."
+                f" GPU-hours for a million: {three_digits(scaling.base_gpu_hours or 0.0)} ->"
+                f" {three_digits(scaling.head_gpu_hours)}."
+            )
+    elif gpus and found.head.device != "CPU" and word in ("improved", "regressed"):
+        hours = 24 * gpus * abs(found.realised_ms) / found.waterfall.ideal_ms
+        less = "less" if found.realised_ms > 0 else "more"
+        yield f"The work of a day takes {three_digits(hours)} GPU-hours {less}, of {24 * gpus}."
 
 
 def _seen_at(found: RunComparison) -> str:
@@ -142,11 +154,9 @@ def _bars(found: RunComparison) -> Iterator[SheetBar]:
         before, reached = reached, reached + part.change_ms
         if abs(part.change_ms) < least:
             continue
-        family = part.key.partition(".")[0]
-        key = _COLOURS.get(family, family)
-        box = SheetBox(
-            key, max(min(before, reached), 0.0) * scale, abs(part.change_ms) * scale, part.evidence
-        )
+        key = "shorter" if part.change_ms < 0 else "longer"
+        left = max(min(before, reached), 0.0) * scale
+        box = SheetBox(key, left, abs(part.change_ms) * scale, part.evidence)
         yield SheetBar(part.label, signed(part.change_ms), (box,))
     yield SheetBar("HEAD", format_ms(fall.measured_ms), (SheetBox("other", 0.0, fall.measured_ms * scale),))
 
@@ -182,7 +192,10 @@ def _lists(found: RunComparison) -> Iterator[tuple[str, tuple[str, ...]]]:
         for state in ("fixed", "new", "persisting")
     }
     lists = (
-        ("Fixed", [fixed_words(one, found.realised_ms) for one in by_state["fixed"]]),
+        (
+            "Fixed",
+            [fixed_words(one, found.realised_ms, _largest(found, longer=True)) for one in by_state["fixed"]],
+        ),
         ("New", [f"{one.title} [{one.rule_id}]: {one.head_message}" for one in by_state["new"]]),
         ("Still there", [f"{one.title} [{one.rule_id}]" for one in by_state["persisting"]]),
         (
@@ -216,18 +229,21 @@ def _lists(found: RunComparison) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield from ((title, tuple(items)) for title, items in lists if items)
 
 
-def fixed_words(one: FindingChange, realised_ms: float) -> str:
-    """The prediction for a finding that is gone, and the change of the step, in words."""
+def fixed_words(one: FindingChange, realised_ms: float, grown: str = "") -> str:
+    """The prediction for a finding that is gone, and the change of the step, in words.
+
+    ``grown`` is what became longer: it is told where less was gained than the least that was predicted.
+    """
     text = f"{one.title} [{one.rule_id}]"
     if one.predicted_ms is None:
         return text
     low, high = one.predicted_ms
-    predicted = f"up to {format_ms(high)}" if low <= 0 else f"{format_ms(low)} to {format_ms(high)}"
-    if one.likely_ms is not None and one.likely_ms > 0:
-        likely = format_ms(one.likely_ms)
-        predicted = f"about {likely}" + (f" ({predicted})" if format_ms(low) != format_ms(high) else "")
+    predicted = gain_text(Gain(low, high, "ceiling")).partition(" a step")[0]
+    if one.likely_ms is not None and one.likely_ms > 0 and not predicted.startswith("about"):
+        predicted = f"about {format_ms(one.likely_ms)} ({predicted})"
     became = f"{format_ms(abs(realised_ms))} {'shorter' if realised_ms >= 0 else 'longer'}"
-    return f"{text}: predicted {predicted}; the whole step became {became}"
+    behind = f"; meanwhile {grown}" if grown and realised_ms < max(low, 0.5 * (one.likely_ms or 0.0)) else ""
+    return f"{text}: predicted {predicted}; the whole step became {became}{behind}"
 
 
 def _size(nbytes: int | None) -> str:
@@ -241,7 +257,9 @@ def _largest(found: RunComparison, *, longer: bool) -> str:
     if not parts:
         return ""
     part = max(parts, key=lambda one: abs(one.change_ms))
-    return f"{part.label} ({signed(part.change_ms)})"
+    place = part.evidence.partition("; ")[0]
+    where = f" in {place}" if part.key in CAUSE_WORDS and "`" in place else ""
+    return f"{part.label}{where} ({signed(part.change_ms)})"
 
 
 def signed(ms: float) -> str:

@@ -10,13 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.charts import PathStretch, Picture, PictureRow
-from tracedoc.diagnosis import BUDGET_PARTS, Diagnosis, RankReport
+from tracedoc.diagnosis import Diagnosis, RankReport
 from tracedoc.errors import InputError
+from tracedoc.report.charts.bars import by_cause
 from tracedoc.report.charts.path_line import level_of
 from tracedoc.report.clock import LATEST_MS, CommonClock
 from tracedoc.report.figures import colours, figure_bytes, new_figure, page_style, paint
 from tracedoc.report.texts import one_line
-from tracedoc.report.view import FindingView, View, build_view
+from tracedoc.report.view import FindingView, View, build_view, segments
+from tracedoc.report.waterfall import IDEAL, TODAY, UNTOLD, Waterfall
 from tracedoc.report.words import STATES
 from tracedoc.units import format_ms
 
@@ -35,7 +37,12 @@ _MOST_NAMED = 4
 """Ranks of one finding whose labels stand out."""
 
 _LEGEND_COLUMNS = 4
-_ANY_CAUSE = ("idle",)
+
+_ENDS = {TODAY: "soft", IDEAL: "gain", UNTOLD: "other"}
+"""Colours of the lines of the waterfall that no finding tells."""
+
+_NOT_BESIDE = 0.8
+"""What stands beside a bar that ends further to the right stands to its left, or within a longer one."""
 
 Panel = Callable[[Any], None]
 
@@ -51,7 +58,7 @@ def figure_of(diagnosis: Diagnosis) -> Any:
 
 
 def diagnosis_figure(view: View) -> Any:
-    """A matplotlib figure of the drawn step of all ranks, their budgets, and their waits.
+    """A matplotlib figure of what costs the step, the drawn step of all ranks, their budgets and waits.
 
     Parts that the capture does not have are left out. Raises :class:`InputError` where it has none of them.
     """
@@ -59,7 +66,8 @@ def diagnosis_figure(view: View) -> Any:
     if not panels:
         raise InputError("there is no step to draw", "tracedoc diagnose says what the capture lacks")
     with page_style():
-        title = fill(_shortened(view.diagnosis.summary), 110)
+        lines = filter(None, (view.name, view.diagnosis.summary))
+        title = "\n".join(fill(_shortened(line), 110) for line in lines)
         heights = [height for height, _ in panels]
         figure = new_figure(10, sum(heights) + 0.55 + 0.2 * title.count("\n"))
         figure.suptitle(
@@ -69,7 +77,8 @@ def diagnosis_figure(view: View) -> Any:
         for axis, (_, draw) in zip(axes, panels, strict=True):
             axis.tick_params(colors=colours()["soft"], labelsize=8)
             draw(axis)
-        figure.supxlabel(_shortened(view.run), x=0.01, ha="left", fontsize=8, color=colours()["soft"])
+        below = "\n".join(_shortened(line) for line in (view.about, view.run, view.throughput) if line)
+        figure.supxlabel(below, x=0.01, ha="left", fontsize=8, color=colours()["soft"])
     return figure
 
 
@@ -77,6 +86,9 @@ def _panels(view: View) -> list[tuple[float, Panel]]:
     """Return heights in inches, and what draws the panel."""
     picture = view.diagnosis.detail.picture
     panels: list[tuple[float, Panel]] = []
+    fall = view.waterfall
+    if fall is not None and fall.lines:
+        panels.append((_height(len(fall.lines)) + 0.5, lambda axis: _waterfall(axis, fall)))
     if picture is not None and picture.rows and 0 < picture.span_ms < LATEST_MS:
         panels.append((_height(len(picture.rows)) + 0.9, lambda axis: _timeline(axis, picture, view)))
     budgets = [report for report in view.diagnosis.ranks if _drawable(report)][:MOST_ROWS]
@@ -89,6 +101,27 @@ def _panels(view: View) -> list[tuple[float, Panel]]:
     if waits is not None:
         panels.append((_height(len(waits[0])) + 0.7, lambda axis: _heat_map(axis, *waits)))
     return panels
+
+
+def _waterfall(axis: Any, fall: Waterfall) -> None:
+    """Draw what each cause costs, from today's step to the ideal one."""
+    for at, line in enumerate(fall.lines):
+        colour = colours()[_ENDS.get(line.key, line.key)]
+        axis.barh(at, max(line.share, 0.002), left=line.start, height=0.7, color=colour)
+        note = f"  finding {line.number}" if line.number else ""
+        inside, right = line.share > _NOT_BESIDE, line.start + line.share < _NOT_BESIDE
+        axis.text(
+            line.start + (line.share + 0.005 if right else 0.005 if inside else -0.005), at,
+            f"{format_ms(line.ms)}  {line.percent}{note}", va="center",
+            ha="left" if right or inside else "right", fontsize=8,
+            color="white" if inside else colours()["ink"],
+        )  # fmt: skip
+    axis.set_yticks(range(len(fall.lines)), [fill(one_line(line.words), 46) for line in fall.lines])
+    axis.set_xticks([])
+    axis.set_xlim(0, 1)
+    axis.set_ylim(len(fall.lines) - 0.4, -0.6)
+    axis.spines["bottom"].set_visible(False)
+    _heading(axis, f"What costs the step: {fall.of}", "")
 
 
 def _height(rows: int) -> float:
@@ -182,11 +215,10 @@ def _budgets(axis: Any, reports: Sequence[RankReport]) -> None:
     for at, report in enumerate(reports):
         assert report.budget is not None
         left = 0.0
-        for key, _, field in BUDGET_PARTS:
-            ms = float(getattr(report.budget, field))
-            if 0 < ms < LATEST_MS:
-                axis.barh(at, ms, left=left, height=0.8, **paint(key))
-                left += ms
+        for part in by_cause(segments(report.budget), report.budget):
+            if 0 < part.ms < LATEST_MS:
+                axis.barh(at, part.ms, left=left, height=0.8, **paint(part.key))
+                left += part.ms
     _rank_labels(axis, [report.rank for report in reports], set())
     _heading(axis, "Where the median step of each rank goes", "ms")
 
@@ -278,20 +310,19 @@ def _legend(axis: Any, view: View) -> None:
 def _words(view: View) -> dict[str, str]:
     """The words of each colour in this figure, those of the budget first."""
     found: dict[str, dict[str, None]] = {}
-    for key, label, field in BUDGET_PARTS:
-        if any(report.budget and getattr(report.budget, field) > 0 for report in view.diagnosis.ranks):
-            found[key] = {label: None}
+    budgets = [report.budget for report in view.diagnosis.ranks if report.budget is not None]
+    for part in (one for budget in budgets for one in by_cause(segments(budget), budget)):
+        found.setdefault(part.key, {})[part.label] = None
     picture = view.diagnosis.detail.picture
     drawn = {state for row in picture.rows for state in row.spans_ms} if picture is not None else set()
     for state, (key, label) in STATES.items():
-        # Grey is idle time of any cause in a budget.
-        if state in drawn and key not in _ANY_CAUSE:
+        if state in drawn:
             found.setdefault(key, {})[label] = None
     return {key: ", ".join(labels) for key, labels in found.items()}
 
 
 def _shortened(text: str) -> str:
-    line = one_line(text)
+    line = one_line(text).replace("`", "")
     return line if len(line) <= _LONGEST_TITLE else f"{line[:_LONGEST_TITLE]} ..."
 
 

@@ -33,6 +33,7 @@ HATCHES = {
     "compile": "++",
     "allocator": "--",
     "sync": "\\\\\\\\",
+    "longer": "///",
 }
 """Patterns by the page's names of colours: of those that are alike in grey, one has a pattern."""
 
@@ -113,7 +114,8 @@ def sheet_figure(sheet: Sheet, file_format: str) -> bytes:
     """Return the figure as "png", "svg" or "pdf"."""
     bars = sheet.bars[:MOST_BARS]
     with page_style():
-        figure = new_figure(9.0, 1.4 + 0.3 * len(bars) + (0.4 if sheet.legend else 0.0))
+        lines = len(sheet.about) + 3 * bool(sheet.legend)
+        figure = new_figure(9.0, 1.4 + 0.3 * len(bars) + 0.15 * lines)
         axes = figure.subplots()
         for place, bar in enumerate(bars):
             _draw(axes, place, bar)
@@ -144,9 +146,12 @@ def _frame(axes: Any, sheet: Sheet, count: int) -> None:
     axes.tick_params(length=0, labelcolor=colours()["ink"])
     axes.spines["bottom"].set_visible(False)
     axes.spines["left"].set_color(colours()["soft"])
-    title = fill(plain(one_line(sheet.answer)), 90)
+    title = "\n".join(
+        fill(plain(one_line(text)).replace("`", ""), 90) for text in (sheet.title, sheet.answer) if text
+    )
     axes.set_title(title, loc="left", fontsize=10, fontweight="bold", color=colours()["ink"])
-    axes.set_xlabel(plain(one_line(sheet.bars_caption)), loc="left", fontsize=8, color=colours()["soft"])
+    below = "\n".join(fill(plain(one_line(text)), 110) for text in (sheet.bars_caption, *sheet.about))
+    axes.set_xlabel(below, loc="left", fontsize=8, color=colours()["soft"])
     if sheet.legend:
         from matplotlib.patches import Patch
 

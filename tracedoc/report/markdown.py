@@ -13,6 +13,7 @@ from tracedoc.judge.fixes import framework_name
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View, budget_words
 from tracedoc.report.waterfall import Waterfall
+from tracedoc.report.words import predicted_words
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 MAX_CHARACTERS = 60_000
@@ -91,7 +92,7 @@ def _head(view: View) -> Iterator[str]:
     if view.findings:
         yield ""
     for finding in view.findings[:SHOWN_FINDINGS]:
-        yield f"{finding.number}. {_finding_line(finding, view)}"
+        yield f"{finding.number}. {_finding_line(finding)}"
     if diagnosis.budgets:
         yield f"\n{_budget_line(diagnosis.budgets)}"
 
@@ -111,18 +112,17 @@ def _causes(fall: Waterfall) -> Iterator[str]:
 
 def _run(view: View) -> str:
     """The run with its name, and when and with what it was captured."""
-    return safe("; ".join(part for part in (view.name, view.run, view.about) if part))
+    return safe("; ".join(part for part in (view.name, view.run, view.throughput, view.about) if part))
 
 
-def _finding_line(item: FindingView, view: View) -> str:
+def _finding_line(item: FindingView) -> str:
     finding = item.finding
     gain = f": saves {safe(item.gain)}" if item.gain else ""
     line = f"**{safe(finding.title)}** ({finding.severity}){gain}"
     if item.fixes:
         line += f". {safe(item.fixes[0].title)}"
-        predicted, replay = item.fixes[0].predicted, view.diagnosis.replay
-        if predicted is not None and replay is not None and replay.step_ms:
-            line += f" ({safe(format_step_change(replay.step_ms, predicted.step_ms))})"
+        if predicted := item.fixes[0].predicted:
+            line += f" ({safe(predicted_words(predicted))})"
     return line
 
 

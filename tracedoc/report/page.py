@@ -24,7 +24,6 @@ from tracedoc.report.charts.bars import (
     columns_of,
     gain_bar,
     plan_rows,
-    predicted_words,
     rank_rows,
     steps_of_ranks,
 )
@@ -55,7 +54,7 @@ from tracedoc.report.view import (
     side_text,
 )
 from tracedoc.report.waterfall import WaterfallLine
-from tracedoc.report.words import resource_name
+from tracedoc.report.words import predicted_words
 from tracedoc.units import (
     format_bytes,
     format_ms,
@@ -66,7 +65,7 @@ from tracedoc.units import (
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _BACKTICKS = re.compile(r"`([^`]+)`")
-_QUANTITY = re.compile(r"(\d) (%|[num]?s\b|[KMGT]i?B\b|GB/s)")
+_QUANTITY = re.compile(r"(\d) (%|[num]?s\b|[KMGT]i?B\b|[GMk]B/s)")
 
 MOST_STEPS_CARRIED = 20_000
 """Of all ranks together; each takes some 350 bytes."""
@@ -199,7 +198,6 @@ def _template(name: str) -> Template:
         budget=budget_words,
         predicted=predicted_words,
         unbroken=_unbroken,
-        resource=resource_name,
     )
     environment.globals["part"] = _part
     environment.globals["is_link"] = _is_link

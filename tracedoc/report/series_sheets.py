@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from tracedoc.comparison.series import Extrapolation, History, HistoryRun, Point, Series
 from tracedoc.diagnosis import BUDGET_PARTS
@@ -36,6 +37,8 @@ def series_sheet(found: Series) -> Sheet:
         bars_caption="Efficiency: the ideal step over the measured one; predictions are pale",
         tables=(_curve(found), *_beyond_tables(found.beyond), *parts),
         lists=(*_reasons(found.beyond), *whole.lists),
+        title=whole.title,
+        about=whole.about,
     )
 
 
@@ -143,12 +146,16 @@ def history_sheet(found: History) -> Sheet:
         legend=tuple((key, HISTORY_PARTS[key]) for key in used),
         tables=(_runs(found),),
         lists=tuple((title, items) for title, items in lists if items),
+        title=PurePath(found.folder).name,
     )
 
 
 def _history_answer(found: History) -> str:
     known = [(run.gpus, run.step_ms) for run in found.runs if run.step_ms is not None]
     count = f"{len(found.runs)} {'run' if len(found.runs) == 1 else 'runs'}"
+    jobs = len({run.job for run in found.runs})
+    if jobs > 1:
+        return f"{count} of {jobs} jobs that have nothing in common: each is compared with runs of its own."
     if not known:
         return f"{count}, none with a step to analyse."
     (gpus, step_ms), (last_gpus, last_ms) = known[0], known[-1]
@@ -163,8 +170,11 @@ def _history_answer(found: History) -> str:
 def _runs(found: History) -> SheetTable:
     efficiency = any(run.efficiency is not None for run in found.runs)
     titles = ("Run", "GPUs", "step", "computing", *(("efficiency",) if efficiency else ()), "change")
-    rows = tuple(_run(run, efficiency=efficiency) for run in found.runs)
-    return SheetTable((*titles, "verdict", "costs most", "findings"), rows, len(titles) - 1)
+    rows = [_run(run, efficiency=efficiency) for run in found.runs]
+    if len({run.job for run in found.runs}) > 1:
+        titles = ("Run", "job", *titles[1:])
+        rows = [(row[0], str(run.job), *row[1:]) for row, run in zip(rows, found.runs, strict=True)]
+    return SheetTable((*titles, "verdict", "costs most", "findings"), tuple(rows), len(titles) - 1)
 
 
 def _run(run: HistoryRun, *, efficiency: bool) -> Row:

@@ -46,7 +46,8 @@ class SheetTable(msgspec.Struct, frozen=True):
 class Sheet(msgspec.Struct, frozen=True):
     """All that a comparison, a series or a history shows; ``bars`` are for pages and figures.
 
-    ``counts`` is what the lists hold in a line, for where they are folded.
+    ``title`` names the runs: it stands above the answer and on the page's tab; ``about`` says when and how
+    they were captured. ``counts`` is what the lists hold in a line, for where they are folded.
     """
 
     answer: str
@@ -57,13 +58,16 @@ class Sheet(msgspec.Struct, frozen=True):
     tables: tuple[SheetTable, ...] = ()
     lists: tuple[tuple[str, tuple[str, ...]], ...] = ()
     counts: str = ""
+    title: str = ""
+    about: tuple[str, ...] = ()
 
 
 def sheet_text(sheet: Sheet, width: int) -> str:
     """Return a sheet as text; 0 is the width off a terminal."""
     columns = width or 100
     lines = [fill(plain(one_line(sheet.answer)), columns)]
-    lines += [fill(plain(one_line(note)), columns) for note in sheet.notes]
+    lines += [fill(plain(one_line(sheet.title)), columns)] if sheet.title else []
+    lines += [fill(plain(one_line(note)), columns) for note in (*sheet.about, *sheet.notes)]
     for table in sheet.tables:
         lines += [""] + ([fill(plain(one_line(table.caption)), columns)] if table.caption else [])
         lines += _aligned(table, columns)
@@ -82,7 +86,7 @@ def sheet_markdown(sheet: Sheet) -> str:
     Names from the runs read as just that text.
     """
     lines = [f"### {safe(sheet.answer)}"]
-    for note in sheet.notes:
+    for note in (*((sheet.title,) if sheet.title else ()), *sheet.about, *sheet.notes):
         lines += ["", safe(note)]
     for table in sheet.tables:
         lines += ["", *([safe(table.caption), ""] if table.caption else [])]

@@ -28,7 +28,7 @@ from tracedoc.report.view import (
     side_text,
 )
 from tracedoc.report.waterfall import IDEAL, TODAY
-from tracedoc.report.words import resource_name
+from tracedoc.report.words import predicted_words, resource_name
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
@@ -83,7 +83,8 @@ def render_text(
     """
     console = text_console(width, color=color)
     console.print(Text(one_line(view.diagnosis.summary), "bold"), soft_wrap=not width)
-    console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
+    for line in filter(None, (view.run, view.throughput, view.diagnosis.run.command)):
+        console.print(Text(one_line(line), "dim"), soft_wrap=not width)
     for name, show in SECTIONS.items():
         if name != ("what rules said" if verdicts else "verdicts"):
             _safely(console, name, partial(show, run=run) if show is _findings else show, view)
@@ -99,14 +100,13 @@ def render_rule(view: View, name: str, *, run: str, width: int = 0) -> str:
     """
     console = text_console(width, color=False)
     console.print(Text(one_line(view.run), "dim"), soft_wrap=not width)
-    replay, ledger = view.diagnosis.replay, view.diagnosis.ledger
-    step_ms = replay.step_ms if replay is not None else None
+    ledger = view.diagnosis.ledger
     causes = [one for one in (ledger.causes if ledger is not None else ()) if one.id == name]
     names = {name, *(rule_id for one in causes for rule_id in one.told_by)}
     mine = [one for one in view.findings if one.finding.rule_id in names]
     for finding in mine:
         console.print()
-        _finding(console, finding, step_ms, run, whole=True)
+        _finding(console, finding, run, whole=True)
     if not mine:
         console.print()
         verdicts = [one for one in view.diagnosis.verdicts if one.rule_id == name]
@@ -248,24 +248,18 @@ def _budgets(console: Console, view: View) -> None:
 
 
 def _findings(console: Console, view: View, *, run: str) -> None:
-    replay = view.diagnosis.replay
-    step_ms = replay.step_ms if replay is not None else None
     if view.findings:
         heading(console, "Findings")
     for finding in view.findings:
-        show = partial(_shown_finding, finding=finding, step_ms=step_ms, run=run)
+        show = partial(_shown_finding, finding=finding, run=run)
         _safely(console, finding.finding.rule_id, show, view)
 
 
-def _shown_finding(
-    console: Console, _: View, *, finding: FindingView, step_ms: float | None, run: str
-) -> None:
-    _finding(console, finding, step_ms, run)
+def _shown_finding(console: Console, _: View, *, finding: FindingView, run: str) -> None:
+    _finding(console, finding, run)
 
 
-def _finding(
-    console: Console, view: FindingView, step_ms: float | None, run: str, *, whole: bool = False
-) -> None:
+def _finding(console: Console, view: FindingView, run: str, *, whole: bool = False) -> None:
     """Show a finding with its first fix, or ``whole`` with its reasoning and every fix that fits."""
     finding = view.finding
     style = _STYLES.get(finding.severity, "bold")
@@ -288,7 +282,7 @@ def _finding(
     if view.gain and predicted is None:
         _hanging(console, 9, "saves", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
     for fix in view.fixes if whole else view.fixes[:1]:
-        _fix(console, fix, step_ms, run)
+        _fix(console, fix, run)
     others = 0 if whole else len(view.fixes) - 1
     more = ["why"] if finding.why and not first else []
     if others > 0:
@@ -299,7 +293,7 @@ def _finding(
     console.print()
 
 
-def _fix(console: Console, fix: Fix, step_ms: float | None, run: str) -> None:
+def _fix(console: Console, fix: Fix, run: str) -> None:
     name = framework_name(one_line(fix.framework))
     _hanging(console, 9, "fix", Text.assemble(one_line(fix.title), (f" ({name})" if name else "", "dim")))
     if fix.advice:
@@ -307,12 +301,12 @@ def _fix(console: Console, fix: Fix, step_ms: float | None, run: str) -> None:
     _code(console, fix.change)
     if fix.risk and fix.risk != "none":
         _hanging(console, 9, "risk", Text(one_line(fix.risk)))
-    if fix.predicted is not None and step_ms:
-        words = format_step_change(step_ms, fix.predicted.step_ms)
-        limit = f", then limited by {resource_name(fix.predicted.then_limited_by)}"
-        provided = _provided("; ".join(fix.predicted.assumptions))
-        _hanging(console, 9, "step", Text.assemble((words, "green"), limit, provided))
-        if fix.replays:
+    if fix.predicted is not None:
+        saves = fix.predicted.gain_ms[1] > 0
+        words = (predicted_words(fix.predicted), "green" if saves else "dim")
+        provided = _provided("; ".join(fix.predicted.assumptions)) if saves else ""
+        _hanging(console, 9, "step", Text.assemble(words, provided))
+        if fix.replays and saves:
             command = f"tracedoc whatif {run} {shlex.quote(one_line(fix.replays))}"
             _command(console, "try", command)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import PurePath
 
 import msgspec
 from msgspec.structs import replace
@@ -28,7 +27,14 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
-from tracedoc.units import format_ms, format_percent, format_quantity, format_ranges
+from tracedoc.units import (
+    format_count,
+    format_ms,
+    format_percent,
+    format_quantity,
+    format_ranges,
+    three_digits,
+)
 
 PHASES = {
     "forward": "forward",
@@ -41,6 +47,9 @@ PHASES = {
 
 EVIDENCE_SHOWN = 8
 """Places shown for a finding; the JSON holds them all."""
+
+LONGEST_COMMAND = 200
+"""Letters of the job's command that are shown; the JSON has all of it."""
 
 LEAST_COPY_SHARE = 0.02
 """Share of the step from which exposed copies are shown with where they run."""
@@ -95,8 +104,9 @@ class LimitView(msgspec.Struct, frozen=True):
 class View(msgspec.Struct, frozen=True):
     """What every report shows. All text in ``diagnosis`` is safe to show and, if asked, redacted.
 
-    ``name`` is that of the run's folder, "" where it is not known, ``about`` says when it was captured, and
-    the versions. ``findings`` are about the job; those about the capture stand among the ``limits``.
+    ``name`` is that of the run's folder, "" where it is not known, ``about`` says when it was captured, the
+    versions, and the job's command. ``throughput`` is what it does in a second, and what its plan gives back,
+    "" where neither is known. ``findings`` are about the job; those about the capture are ``limits``.
     ``waterfall`` is what each cause costs; ``segments`` are what was observed, and ``where``.
     """
 
@@ -104,6 +114,7 @@ class View(msgspec.Struct, frozen=True):
     name: str
     about: str
     run: str
+    throughput: str
     waterfall: Waterfall | None
     where: str
     segments: tuple[Segment, ...]
@@ -115,7 +126,7 @@ class View(msgspec.Struct, frozen=True):
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     """The view of a diagnosis that all reports show; ``redact`` hides host names and absolute paths."""
-    name = one_line(plain(_folder(diagnosis)))
+    name = one_line(plain(diagnosis.name))
     if redact:
         diagnosis = redacted(diagnosis)
     diagnosis = map_text(diagnosis, plain)
@@ -126,8 +137,9 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     return View(
         diagnosis=diagnosis,
         name=name,
-        about=_about(diagnosis),
+        about=about_words(diagnosis.run, diagnosis.tool_version),
         run=_run_line(diagnosis),
+        throughput=_throughput(diagnosis),
         waterfall=build_waterfall(diagnosis, jobs),
         where=_where(diagnosis),
         segments=_with_copies(segments(budget), diagnosis) if budget else (),
@@ -185,6 +197,9 @@ def is_guard(finding: Finding) -> bool:
     return finding.topic == "capture" and finding.gain is None
 
 
+ABOUT = 0.03
+"""The ends of a gain that differ by no more than this share are told as one."""
+
 GAINED_HOW = {"replay": " (replayed)", "ledger": " (replayed without its causes)"}
 """Behind a gain: how it is known, by its basis."""
 
@@ -204,7 +219,7 @@ def gain_text(gain: Gain | None) -> str:
     if gain.low_ms <= 0:
         return f"up to {high} {of}{how}"
     low = format_ms(gain.low_ms)
-    if low == high:
+    if gain.high_ms - gain.low_ms <= ABOUT * gain.high_ms:
         return f"about {high} {of}{how}"
     return f"{low.removesuffix(high[high.index(' ') :])} to {high} {of}{how}"
 
@@ -281,19 +296,34 @@ def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     return tuple(sorted(longest, key=lambda place: (place.rank, place.start_ns)))
 
 
-def _folder(diagnosis: Diagnosis) -> str:
-    """The name of the folder with all traces: never more of a path, and none that names a host."""
-    folders = {PurePath(source).parent.name for source in diagnosis.run.sources}
-    name = folders.pop() if len(folders) == 1 else ""
-    return "" if any(rank.host and rank.host in name for rank in diagnosis.ranks) else name
-
-
-def _about(diagnosis: Diagnosis) -> str:
-    run = diagnosis.run
+def about_words(run: RunInfo, tool_version: str = "") -> str:
+    """When and how a run was captured: its date, the versions, and the command of the job."""
     when = f"captured {run.captured_at[:16].replace('T', ' ')} UTC" if run.captured_at else ""
     torch = f"PyTorch {run.settings['torch']}" if "torch" in run.settings else ""
-    tool = f"tracedoc {diagnosis.tool_version}" if diagnosis.tool_version else "tracedoc"
-    return ", ".join(filter(None, (when, torch, tool)))
+    tool = f"tracedoc {tool_version}" if tool_version else ""
+    command = run.command if len(run.command) <= LONGEST_COMMAND else f"{run.command[:LONGEST_COMMAND]} ..."
+    return ", ".join(filter(None, (when, torch, tool, command)))
+
+
+def _throughput(diagnosis: Diagnosis) -> str:
+    """What a second does, and the GPU-hours of a day that the plan gives back; "" for neither."""
+    run, hours = diagnosis.run, diagnosis.gpu_hours
+    rates = ", ".join(rates_of(run))
+    if rates and run.world_size is not None and len(run.ranks_seen) < run.world_size:
+        rates += f" on {_count(len(run.ranks_seen), 'captured rank')}"
+    if hours is None or run.world_size is None:
+        return rates
+    low, likely, high = (f"{one:.0f}" if one >= 9.95 else f"{one:.1f}" for one in hours)
+    span = "" if low == high else f" ({low} to {high})"
+    back = f"the fixes save about {likely} of {24 * run.world_size} GPU-hours a day{span}"
+    return f"{rates}; {back}" if rates else f"{back[0].upper()}{back[1:]}"
+
+
+def rates_of(run: RunInfo) -> list[str]:
+    """The samples and the tokens that a run does in a second, in words, as far as they are known."""
+    rates = ((run.samples_per_s, "samples/s"), (run.tokens_per_s, "tokens/s"))
+    known = [(rate, unit) for rate, unit in rates if rate]
+    return [f"{format_count(rate) if rate >= 1000 else three_digits(rate)} {unit}" for rate, unit in known]
 
 
 def _run_line(diagnosis: Diagnosis) -> str:

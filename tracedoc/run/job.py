@@ -6,6 +6,8 @@ Standard library only.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,12 +72,21 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a rank's GPU at the end of the capture, in bytes; ``None`` where it is not known."""
+    """The memory of a rank's GPU at the end of the capture, in bytes; ``None`` where it is not known.
+
+    ``host_total`` is that of its host, ``host_peak`` what the process took of it.
+    """
 
     total: int | None = None
     peak_reserved: int | None = None
     peak_allocated: int | None = None
     retries: int | None = None
+    host_total: int | None = None
+    host_peak: int | None = None
+
+
+Stacks = tuple[tuple[float, tuple[str, ...]], ...]
+"""The ms of each stack, and its frames, innermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +100,7 @@ class Samples:
     steps: int = 0
     long: int = 0
     loop: tuple[str, ...] = ()
-    stacks: tuple[tuple[float, tuple[str, ...]], ...] = ()
+    stacks: Stacks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,8 @@ class RankJob:
     those it may use, fewer under a quota, and ``affinity`` names them, which ranks may share; ``threads`` are
     those that torch uses for one operator. ``training``
     is what the live objects showed of it, by name; ``compiled`` are the counters of torch.compile.
+    ``collecting`` is where long collections of garbage came, of which functions that call ``gc.collect``
+    themselves have ``collect_calls_ms``.
     """
 
     rank: int
@@ -134,14 +147,20 @@ class RankJob:
     log: StepLog | None = None
     compiled: Mapping[str, int] = field(default_factory=dict)
     samples: Samples = Samples()
+    collecting: Stacks = ()
+    collect_calls_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the ranks of a run recorded, in rank order; ``limits`` are files of theirs that are not used."""
+    """What the ranks of a run recorded, in rank order; ``limits`` are files of theirs that are not used.
+
+    ``command`` is the line that started it, "" where it is not known; what may be a secret in it is ``***``.
+    """
 
     ranks: tuple[RankJob, ...]
     limits: tuple[Limit, ...] = ()
+    command: str = ""
 
     @property
     def sources(self) -> dict[int, str]:
@@ -165,7 +184,26 @@ def read_job(manifest: Manifest | None) -> Job | None:
         _rank(entry, unusable, with_log=number < MAX_LOGS) for number, entry in enumerate(manifest.ranks)
     ]
     known = tuple(rank for rank in ranks if rank is not None)
-    return Job(known, tuple(_limits(unusable))) if known else None
+    command = _texts(manifest.nodes[0], "command") if manifest.nodes else ()
+    return Job(known, tuple(_limits(unusable)), _command_line(command)) if known else None
+
+
+_SECRET = re.compile(r"(--?)?[\w-]*(key|token|secret|password)", re.IGNORECASE)
+
+
+def _command_line(words: Sequence[str]) -> str:
+    """A command as a shell takes it, without the values of options that are named like a secret."""
+    shown: list[str] = []
+    hides = False
+    for word in words:
+        name, given, _ = word.partition("=")
+        secret = _SECRET.fullmatch(name) is not None
+        if hides and not word.startswith("-"):
+            shown.append("***")
+        else:
+            shown.append(f"{name}=***" if secret and given else shlex.quote(word))
+        hides = secret and not given and word.startswith("-")
+    return " ".join(shown)
 
 
 def _limits(unusable: Sequence[str]) -> Iterator[Limit]:
@@ -210,6 +248,8 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         log=_log(entry, folder, unusable) if with_log else None,
         compiled=_values(_entry(framework, "compile"), int) | _values(_entry(part, "compile"), int),
         samples=_samples(_entry(part, "samples")),
+        collecting=_stacks(_entry(part, "collections")),
+        collect_calls_ms=_value(_entry(part, "collections"), "asked_ms", float) or 0.0,
     )
 
 
@@ -247,6 +287,8 @@ def _memory(entry: Entry) -> Memory:
         peak_reserved=_value(entry, "peak_reserved_bytes", int),
         peak_allocated=_value(entry, "peak_allocated_bytes", int),
         retries=_value(entry, "allocation_retries", int),
+        host_total=_value(entry, "host_total_bytes", int),
+        host_peak=_value(entry, "host_peak_bytes", int),
     )
 
 
@@ -288,13 +330,17 @@ def _buckets(entries: Sequence[Entry]) -> Buckets:
 
 
 def _samples(entry: Entry) -> Samples:
-    stacks = [(_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks")]
     return Samples(
         steps=_value(entry, "steps", int) or 0,
         long=_value(entry, "long", int) or 0,
         loop=_texts(entry, "loop"),
-        stacks=tuple((ms, frames) for ms, frames in stacks if ms and frames),
+        stacks=_stacks(entry),
     )
+
+
+def _stacks(entry: Entry) -> Stacks:
+    stacks = ((_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks"))
+    return tuple((ms, frames) for ms, frames in stacks if ms and frames)
 
 
 def _texts(entry: Entry, key: str) -> tuple[str, ...]:
@@ -385,6 +431,7 @@ BLOCKS, BLOCK_PARAMETERS, BLOCK_CLASS = "blocks", "parameters of a block", "clas
 HELD_DTYPE, MIXED_PRECISION = "type of parameters", "mixed precision"
 OPTIMIZER, CHECKPOINTING = "optimizer", "gradient checkpointing"
 MICRO_BATCH, SEQUENCE = "sequences of a micro-batch", "tokens of a sequence"
+BATCH_SAMPLES = "samples of a batch"
 
 _LONGEST_SETTING = 100
 
@@ -429,10 +476,18 @@ def _mixed_precision(framework: Entry) -> object:
     return next((short for short in ("bf16", "fp16") if said == short or trainer.get(short) is True), None)
 
 
-def _batch(part: Entry) -> tuple[tuple[str, object], ...]:
-    """Return the shape of the first tensor of whole numbers with two dimensions: the ids of tokens."""
-    for tensor in _entries(part, "batch"):
+def _batch(part: Entry) -> Iterator[tuple[str, object]]:
+    """Yield the length of a batch if all its tensors have it, and the shape of its ids of tokens.
+
+    These are the first tensor of whole numbers with two dimensions.
+    """
+    tensors = _entries(part, "batch")
+    shapes = [shape for one in tensors if isinstance(shape := one.get("shape"), list) and shape]
+    if shapes and len({str(shape[0]) for shape in shapes}) == 1:
+        yield BATCH_SAMPLES, shapes[0][0]
+    for tensor in tensors:
         shape, dtype = tensor.get("shape"), str(tensor.get("dtype"))
         if isinstance(shape, list) and len(shape) == 2 and dtype.endswith(("int64", "int32")):
-            return (MICRO_BATCH, shape[0]), (SEQUENCE, shape[1])
-    return ()
+            yield MICRO_BATCH, shape[0]
+            yield SEQUENCE, shape[1]
+            return

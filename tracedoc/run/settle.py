@@ -6,6 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from tracedoc.errors import InputError, Limit
 from tracedoc.run.discover import natural_key
@@ -17,7 +18,8 @@ class Candidate:
     """A trace that was read, and all that hints at its place in the run.
 
     ``file_rank``, ``world_size`` and ``backend`` come from its distributedInfo; ``first_step`` is the N
-    of its first ProfilerStep. ``order_hint`` and ``group_hint`` are those of the file's name.
+    of its first ProfilerStep. ``order_hint`` and ``group_hint`` are those of the file's name. ``span_ns`` is
+    when it was captured, and ``communicates`` whether it takes part in a collective.
     """
 
     path: str
@@ -29,6 +31,8 @@ class Candidate:
     order_hint: int | None = None
     group_hint: str = ""
     backend: str = ""
+    span_ns: tuple[int, int] = (0, 0)
+    communicates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +93,21 @@ def _ranks(candidates: Sequence[Candidate], limits: list[Limit]) -> dict[str, in
     """Return the rank of each path: its own word, then the manifest's, then the name's, else a number."""
     candidates = _distrust_equal_ranks(candidates, limits)
     known: dict[str, int] = {}
-    unknown: dict[str, list[str]] = defaultdict(list)  # the files of one process share a number
+    unknown: dict[str, list[Candidate]] = defaultdict(list)  # the files of one process share a number
     for candidate in candidates:
         ranks = (candidate.file_rank, candidate.manifest_rank, candidate.name_rank)
         rank = next((value for value in ranks if value is not None), None)
         if rank is None:
-            unknown[candidate.group_hint or candidate.path].append(candidate.path)
+            unknown[candidate.group_hint or candidate.path].append(candidate)
         else:
             known[candidate.path] = rank
+    if not known:
+        _refuse_unrelated(list(unknown.values()))
     taken = set(known.values())
     free = (number for number in range(len(candidates) + len(taken) + 1) if number not in taken)
     for group in sorted(unknown, key=natural_key):
         number = next(free)
-        known.update((path, number) for path in unknown[group])
+        known.update((one.path, number) for one in unknown[group])
     if unknown and len(set(known.values())) > 1:
         limits.append(
             Limit(
@@ -112,6 +118,24 @@ def _ranks(candidates: Sequence[Candidate], limits: list[Limit]) -> dict[str, in
             )
         )
     return known
+
+
+def _refuse_unrelated(processes: Sequence[Sequence[Candidate]]) -> None:
+    """Raise for processes that were captured one after the other, and that nothing ties together."""
+    files = [one for process in processes for one in process]
+    if any(one.communicates or (one.world_size or 1) > 1 for one in files):
+        return
+    spans = sorted(
+        (min(one.span_ns[0] for one in process), max(one.span_ns[1] for one in process), process[-1].path)
+        for process in processes
+    )
+    for (_, end, first), (start, _, second) in pairwise(spans):
+        if start > end:
+            raise InputError(
+                f"{first} and {second} are no ranks of one job: one was captured after the other, neither "
+                "communicates, and neither tells a rank",
+                f"pass one of them, as {second}",
+            )
 
 
 def _distrust_equal_ranks(candidates: Sequence[Candidate], limits: list[Limit]) -> Sequence[Candidate]:

@@ -232,7 +232,9 @@ def build_cpu_program(
         label_at=labelled,
         labels=labels,
     )
-    return with_doings(with_units(program, timeline), find_doings(timeline), mine.start_ns)
+    return with_doings(
+        with_units(program, timeline), find_doings(timeline), np.append(mine.start_ns, window.end_ns)
+    )
 
 
 def _goes_on(calls: Calls, blocks: npt.NDArray[np.bool_]) -> int:

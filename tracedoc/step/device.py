@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.trace.devices import TENSOR_SPEEDUPS, DevicePeak, device_peak
+from tracedoc.trace.devices import (
+    MEMORY_REACHED,
+    TENSOR_SPEEDUPS,
+    DevicePeak,
+    device_peak,
+    matrix_reached,
+)
 from tracedoc.values import Unknown
+
+Floats = npt.NDArray[np.float64]
 
 UNNAMED = "GPU"
 """What a device is called that the trace does not name."""
@@ -55,6 +69,45 @@ def tensor_speedup(timeline: RankTimeline) -> tuple[float, float] | Unknown:
         return peak if isinstance(peak, Unknown) else Unknown("the rate of its plain cores is not known")
     capability = (mine[0].compute_major or 0, mine[0].compute_minor or 0)
     return TENSOR_SPEEDUPS.get(capability) or unlisted(mine[0].name)
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """What a device reaches in practice: operations a nanosecond by format of matrices, bytes a nanosecond.
+
+    ``matrix`` holds the middle of what is known; 0 where a format is not supported or not listed.
+    """
+
+    matrix: Mapping[str, float]
+    memory: float
+
+    def least_ns(self, flops: Floats, nbytes: Floats, formats: Sequence[str]) -> Floats:
+        """The time that work takes at these rates: of its arithmetic or its bytes, whichever is longer.
+
+        A format of "" does no arithmetic that counts; NaN where a rate or the work is not known.
+        """
+        rate = np.array([self.matrix.get(one, 0.0) if one else np.inf for one in formats])
+        arithmetic = np.divide(flops, rate, out=np.full(rate.size, np.nan), where=rate > 0)
+        least: Floats = np.maximum(arithmetic, np.nan_to_num(nbytes / self.memory))
+        return least
+
+
+def device_rates(timeline: RankTimeline) -> Rates | Unknown:
+    """What the judged device reaches, from the table of devices and of what they reach of their peaks."""
+    peak = judged_peak(timeline)
+    if isinstance(peak, Unknown) or not peak.hbm_gbps:
+        return peak if isinstance(peak, Unknown) else unlisted(device_name(timeline))
+    share = sum(matrix_reached(device_name(timeline))) / 2
+    peaks = {
+        "bf16": peak.bf16_tflops,
+        "fp16": peak.fp16_tflops,
+        "tf32": peak.tf32_tflops,
+        "fp8": peak.fp8_tflops,
+        "fp32": peak.fp32_tflops,
+    }
+    return Rates(
+        {name: 1e3 * share * (tflops or 0.0) for name, tflops in peaks.items()},
+        MEMORY_REACHED * peak.hbm_gbps,
+    )
 
 
 def unlisted(device: str) -> Unknown:

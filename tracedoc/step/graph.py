@@ -15,6 +15,7 @@ from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents, device_events
 from tracedoc.step.notes import find_doings, measure_contention, ranges_by_thread
 from tracedoc.step.program import Doing, Unplayable
 from tracedoc.step.waits import Waits, find_waits
+from tracedoc.step.waste import WasteTable, find_waste
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import Rows
 
@@ -25,7 +26,8 @@ class StepGraph(msgspec.Struct, frozen=True, eq=False):
     The program of step ``p`` begins with the call at ``cuts_ns[p]``: the one that launched the step's first
     compute kernel. So it is as long as the step is on the GPU, and what the host does before that kernel
     belongs to the program before. ``home`` is the step whose program each event belongs to; ``early`` are
-    collectives that the program before launches. ``doings`` are when the host does what beside launching.
+    collectives that the program before launches. ``doings`` are when the host does what beside launching,
+    ``waste`` is what kernels would save.
     """
 
     timeline: RankTimeline
@@ -39,6 +41,7 @@ class StepGraph(msgspec.Struct, frozen=True, eq=False):
     early: npt.NDArray[np.bool_]
     contention: float
     doings: Mapping[Doing, Spans]
+    waste: WasteTable
 
 
 def find_graph(timeline: RankTimeline) -> StepGraph | CpuGraph | Unplayable:
@@ -74,6 +77,7 @@ def _gpu_graph(timeline: RankTimeline) -> StepGraph | Unplayable:
         early=early,
         contention=contention,
         doings=find_doings(timeline),
+        waste=find_waste(timeline, device),
     )
 
 

@@ -17,6 +17,7 @@ from tracedoc.step.events import DeviceEvents
 from tracedoc.step.graph import StepGraph
 from tracedoc.step.notes import longest_lags, with_doings, with_offloading, with_units
 from tracedoc.step.program import TO_HOST, Call, Cause, Doing, RankProgram, TooLong, Unplayable
+from tracedoc.step.waste import with_waste
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.launches import NO_ROW, Rows
@@ -65,6 +66,7 @@ def build_program(
     program = _assembled(graph, window, events, slice(first, last), following, columns, periodic=periodic)
     starts = calls.start_ns[first:last]
     program = with_doings(with_units(program, graph.timeline), graph.doings, starts)
+    program = with_waste(program, graph.waste, events)
     if position is not None and Doing.OFFLOADED in graph.doings:
         program = with_offloading(program, graph.timeline, device, events, position=position)
     if window.complete and not periodic and last > first:

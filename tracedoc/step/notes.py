@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,9 @@ from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents
 from tracedoc.step.program import UNKNOWN_SHARE, Doing, Group, Indices, RankProgram
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.lags import CPU_IDLE_NS
 from tracedoc.timeline.launches import Rows
+from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.shards.times import blocks_of_units
 from tracedoc.timeline.stalls import LARGE_COPY_BYTES, cpu_optimizer_spans, offloads
 from tracedoc.trace import vocabulary
@@ -57,12 +59,17 @@ def longest_lags(
     points, names = [], []
     for point in chosen.tolist():
         middle = int(calls.start_ns[point]) - int(lag[point]) // 2
-        around = [row for rows in by_thread if (row := _innermost(trace, rows, middle)) is not None]
-        if around:
-            row = max(around, key=lambda one: int(trace.ts_ns[one]))
+        row = innermost_range(trace, by_thread, middle)
+        if row is not None:
             points.append(point)
             names.append(trace.row_name(row)[:LONGEST_LABEL])
     return np.array(points, dtype=np.int32), tuple(names)
+
+
+def innermost_range(trace: Trace, by_thread: Sequence[Rows], at_ns: int) -> int | None:
+    """The row of the innermost range around a time, of the ranges of each of some threads; else ``None``."""
+    around = [row for rows in by_thread if (row := _innermost(trace, rows, at_ns)) is not None]
+    return max(around, key=lambda one: int(trace.ts_ns[one]), default=None)
 
 
 def _innermost(trace: Trace, rows: np.ndarray, at_ns: int) -> int | None:
@@ -96,12 +103,18 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
     optimizer = cpu_optimizer_spans(timeline)
     if offloads(timeline, optimizer):
         found[Doing.OFFLOADED] = optimizer
-    if len(timeline.host_delays.gc):
-        found[Doing.COLLECTING] = timeline.host_delays.gc
-    if timeline.quiet is not None:
-        found[Doing.LOADING] = timeline.quiet.loading | timeline.host_delays.loading
-        found[Doing.COMPILING] = timeline.quiet.compiling | timeline.host_delays.compile
-        found[Doing.COMPUTING] = timeline.quiet.operators
+    delays, quiet = timeline.host_delays, timeline.quiet
+    found[Doing.COLLECTING] = delays.gc
+    found[Doing.LOADING] = delays.loading if quiet is None else quiet.loading | delays.loading
+    found[Doing.COMPILING] = delays.compile if quiet is None else quiet.compiling | delays.compile
+    if quiet is not None:
+        found[Doing.COMPUTING] = quiet.operators
+    if timeline.is_cpu and timeline.idle is not None:
+        idle = timeline.idle.spans["unknown"] | timeline.idle.spans["gc"]
+        long = idle.ends - idle.starts >= CPU_IDLE_NS
+        if timeline.phases is not None:
+            found[Doing.RECOMPUTING] = timeline.phases.host_spans(Phase.RECOMPUTE) - idle
+        found[Doing.NOTHING] = Spans(idle.starts[long], idle.ends[long])
     return found
 
 

@@ -55,6 +55,8 @@ class Doing(IntEnum):
     COMPILING = 3
     COMPUTING = 4  # an operator computes on the CPU
     COLLECTING = 5  # Python collects garbage
+    NOTHING = 6  # on a CPU: no operator runs, and nothing is waited for
+    RECOMPUTING = 7  # on a CPU: activations are computed again
 
 
 class Group(IntEnum):
@@ -70,6 +72,17 @@ class Group(IntEnum):
     COPY_OTHER = 7
     MEMSET = 8
     CAST = 9
+
+
+class Waste(IntEnum):
+    """How the same could be computed in less time; the first that fits a kernel counts."""
+
+    NONE = 0
+    ATTENTION = 1  # by one fused kernel, which does scaling, mask and softmax while it multiplies
+    LAYOUT = 2  # without changing the order of tensors for convolutions and back
+    FP32 = 3  # on tensor cores
+    SHAPES = 4  # with sizes that fit the tiles of matrix kernels
+    FUSION = 5  # in one kernel for several that follow each other
 
 
 class Cause(IntEnum):
@@ -130,6 +143,9 @@ class StepColumns(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     doing_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
     doing_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     offload_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    waste: Codes = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.uint8))
+    waste_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
+    waste_ns: Lags = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
     def at(self, doing: Doing) -> tuple[Indices, Lags]:
         """The points before which the host does something, in order, and for how many ns."""
@@ -167,7 +183,8 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
     (:class:`Doing`) for ``doing_ns``; such times may overlap. ``unit_event`` are the gathers and
     reductions of sharded units, ``unit_block`` the number of the block that each belongs to, the same on all
     ranks.
-    ``offload_event`` are copies of what is offloaded.
+    ``offload_event`` are copies of what is offloaded. Events ``waste_event`` would save ``waste_ns`` if the
+    same were computed another way (:class:`Waste`).
     """
 
     step: int
@@ -212,6 +229,7 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
             (("doing", "doing_point", "doing_ns"), self.doing.size),
             (("unit_event", "unit_block"), self.unit_event.size),
             (("offload_event",), self.offload_event.size),
+            (("waste", "waste_event", "waste_ns"), self.waste.size),
         )  # fmt: skip
         if any(getattr(self, name).shape != (size,) for names, size in columns for name in names):
             return False
@@ -223,6 +241,7 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
             (self.early_event, 0, self.events), (self.early_point, 0, self.points),
             (self.doing_point, 0, self.points), (self.doing, 0, len(Doing)),
             (self.unit_event, 0, self.events), (self.offload_event, 0, self.events),
+            (self.waste_event, 0, self.events), (self.waste, 0, len(Waste)),
             (self.row, NONE, 1 << 31), (self.cause_kind, 0, len(Cause)), (self.kind, 0, len(Call)),
             (self.group, 0, len(Group)),
         )  # fmt: skip
@@ -239,7 +258,7 @@ _OF_REJOINS = ("rejoin_from", "rejoin_to", "rejoin_lag")
 
 NARROWED = (
     "lag", "own", "ready_lag", "held", "rejoin_lag", "launch_lag", "gap", "dur", "delay", "began",
-    "cause_lag",
+    "cause_lag", "waste_ns",
 )  # fmt: skip
 
 

@@ -13,11 +13,13 @@ from tracedoc.errors import Failures, TraceLimit
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode, encode
 from tracedoc.step.cpu_program import CpuGraph
-from tracedoc.step.device import device_name, device_ordinal
+from tracedoc.step.device import Floats, device_name, device_ordinal
 from tracedoc.step.drawn import MemoryTable, drawn_sets, memory_table
 from tracedoc.step.graph import StepGraph, find_graph
 from tracedoc.step.host_work import HostDigest, host_digest
+from tracedoc.step.kernel_times import rates_by_name
 from tracedoc.step.make_program import rank_programs
+from tracedoc.step.named import named_stretches
 from tracedoc.step.program import EncodedProgram, Unplayable
 from tracedoc.step.sync_path import SyncPath, sync_path
 from tracedoc.step.work import GemmTable, WorkTable, gemm_table, work_table
@@ -44,12 +46,19 @@ MAX_KERNEL_NAMES = 60
 
 
 class KernelTable(msgspec.Struct, frozen=True, eq=False):
-    """The kernels of the judged step by name, those with most time first, as columns."""
+    """The kernels of the judged step by name, those with most time first, as columns.
+
+    ``tflops``, ``gbps`` and ``lost_ms`` are those of a :class:`tracedoc.step.kernel_times.KernelGroup`, -1
+    where they are not known.
+    """
 
     names: tuple[str, ...] = ()
     categories: tuple[KernelCategory, ...] = ()
     calls: Int64Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     time_ns: Int64Array = msgspec.field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    tflops: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
+    gbps: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
+    lost_ms: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
 
 
 class StepDigest(msgspec.Struct, frozen=True, eq=False):
@@ -77,7 +86,8 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     (:class:`tracedoc.timeline.collective_roles.Role`); ``work`` follows ``steps``; ``reader`` is what
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
     ``unplayable`` says why there are none. ``sync_path`` is the path of the
-    rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`).
+    rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`),
+    ``named`` encoded :class:`~tracedoc.step.named.NamedStretches` for them.
     ``memory`` is that of the device over the capture, ``None`` where it was not recorded. ``ordinal`` is the
     number of the device on its host, ``None`` where the process sees no other.
     """
@@ -119,6 +129,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     unplayable: str = ""
     sync_path: SyncPath | None = None
     drawn: Mapping[str, bytes] = msgspec.field(default_factory=dict)
+    named: bytes = b""
     memory: MemoryTable | None = None
     ordinal: int | None = None
 
@@ -221,6 +232,11 @@ def digest_timeline(
         "the way between ranks", lambda: sync_path(graph) if isinstance(graph, StepGraph) else None, None
     )
     drawn = contain("what pictures show", lambda: drawn_sets(timeline), {})
+    named = contain(
+        "the names in pictures",
+        lambda: encode(named_stretches(timeline, {} if isinstance(graph, Unplayable) else graph.ranges)),
+        b"",
+    )
     memory = contain("the memory over time", lambda: memory_table(timeline), None)
     return RankDigest(
         rank=rank,
@@ -262,6 +278,7 @@ def digest_timeline(
         unplayable=unplayable,
         sync_path=path,
         drawn=drawn,
+        named=named,
         memory=memory,
         ordinal=device_ordinal(timeline),
     )
@@ -269,7 +286,7 @@ def digest_timeline(
 
 def without_timeline(digest: RankDigest) -> RankDigest:
     """Return the digest of a rank that no picture shows: without what only pictures need."""
-    return replace(digest, drawn={})
+    return replace(digest, drawn={}, named=b"")
 
 
 def _step_digests(timeline: RankTimeline) -> tuple[StepDigest, ...]:
@@ -329,7 +346,11 @@ def _kernel_table(timeline: RankTimeline) -> KernelTable:
     times = np.bincount(inverse, weights=trace.dur_ns[rows], minlength=names.size)
     order = np.argsort(-times, kind="stable")[:MAX_KERNEL_NAMES]
     kept = names[order].tolist()
+    tflops, gbps, lost = (column[order] for column in rates_by_name(timeline, names))
     return KernelTable(
+        tflops=tflops,
+        gbps=gbps,
+        lost_ms=lost,
         names=tuple(trace.names[name][:300] for name in kept),
         categories=tuple(events.categories[name] for name in kept),
         calls=calls[order],

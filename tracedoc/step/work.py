@@ -12,10 +12,11 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.flops import COUNTERS
 from tracedoc.timeline.steps import Window
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.frameworks import is_optimizer_label
 from tracedoc.trace.kernels import KernelCategory, matrix_format
+from tracedoc.trace.vocabulary import optimizer_step_class
 
 NOT_SIZED = frozenset(
     {
@@ -34,19 +35,22 @@ class WorkTable(msgspec.Struct, frozen=True, eq=False):
 
     ``kernels`` are the compute kernels that the step launched (in a CPU trace its operators). ``blocks`` are
     the thread blocks of those among them whose grid follows the size of the data; 0 where no grid is known.
-    ``flops`` are the floating-point operations of the matrix products whose shapes were recorded, else 0.
+    ``flops`` are the floating-point operations of matrix products, convolutions and attention whose shapes
+    were recorded, else 0.
+    ``updates`` marks the steps in which the optimizer runs: not those of other micro-batches.
     """
 
     kernels: Int64Array
     blocks: Int64Array
     flops: npt.NDArray[np.float64]
+    updates: npt.NDArray[np.bool_]
 
 
 def work_table(timeline: RankTimeline) -> WorkTable:
     """The work that each step of a rank had to do."""
     windows = timeline.windows if timeline.activity is not None else ()
     kernels, blocks = _operators(timeline, windows) if timeline.is_cpu else _launched(timeline, windows)
-    return WorkTable(kernels, blocks, _flops(timeline, windows))
+    return WorkTable(kernels, blocks, _flops(timeline, windows), _updates(timeline, windows))
 
 
 def _launched(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int64Array, Int64Array]:
@@ -80,23 +84,30 @@ def _operators(timeline: RankTimeline, windows: tuple[Window, ...]) -> tuple[Int
     return (end - begin).astype(np.int64), np.zeros(len(windows), dtype=np.int64)
 
 
-def _flops(timeline: RankTimeline, windows: tuple[Window, ...]) -> npt.NDArray[np.float64]:
-    trace, total = timeline.trace, np.zeros(len(windows), dtype=np.float64)
-    rows = np.fromiter(trace.shapes, np.intp, len(trace.shapes))
-    known: dict[tuple[int, int], float] = {}  # calls of an operator that are alike share their shapes
-    counts = []
-    for name, shapes in zip(trace.name[rows].tolist(), trace.shapes.values(), strict=True):
-        amount = known.get((name, id(shapes)))
-        if amount is None:
-            count = COUNTERS.get(trace.names[name])
-            amount = known[name, id(shapes)] = (count(shapes.dims) if count is not None else None) or 0.0
-        counts.append(amount)
-    at, amounts = trace.ts_ns[rows], np.array(counts, dtype=np.float64)
+def _updates(timeline: RankTimeline, windows: tuple[Window, ...]) -> npt.NDArray[np.bool_]:
+    trace = timeline.trace
+    starts = trace.ts_ns[
+        trace.rows_named(
+            lambda name: optimizer_step_class(name) is not None or is_optimizer_label(name), Kind.ANNOTATION
+        )
+    ]
+    updates = np.ones(len(windows), dtype=bool)
     for place, window in enumerate(windows):
         number = timeline.position_of(window)
         if number is not None:
             step = timeline.host.steps[number]
-            total[place] = amounts[(at >= step.start_ns) & (at < step.end_ns)].sum()
+            first, last = np.searchsorted(starts, (step.start_ns, step.end_ns))
+            updates[place] = last > first
+    return updates
+
+
+def _flops(timeline: RankTimeline, windows: tuple[Window, ...]) -> npt.NDArray[np.float64]:
+    total = np.zeros(len(windows), dtype=np.float64)
+    for place, window in enumerate(windows):
+        number = timeline.position_of(window)
+        if number is not None and timeline.work is not None:
+            step = timeline.host.steps[number]
+            total[place] = timeline.work.operators.flops_between(timeline.trace, step.start_ns, step.end_ns)
     return total
 
 

@@ -74,6 +74,7 @@ class Segment(msgspec.Struct, frozen=True):
     unit: str = ""
     prefetch: bool = False
     op: str = ""
+    dims: tuple[tuple[int, ...], ...] = ()
     recomputed: bool = False
     stream: int | None = None
 
@@ -206,6 +207,11 @@ _WORDS: Final[
     (("host",), re.compile("optimizer"), lambda _: {"name": CPU_OPTIMIZER}),
     (("compute", "optimizer", "host"), re.compile("name=(.*)"), lambda match: {"name": match[1]}),
     (("compute",), re.compile(r"op=(\S+)"), lambda match: {"op": match[1]}),
+    (
+        ("compute",),
+        re.compile(r"dims=(\d+(?:[x,]\d+)*)"),
+        lambda match: {"dims": tuple(tuple(map(int, one.split("x"))) for one in match[1].split(","))},
+    ),
     (("compute",), re.compile("recomputed"), lambda _: {"op": RECOMPUTED, "recomputed": True}),
     (SHARDED_LANES, re.compile(r"unit=(\S+)"), lambda match: {"unit": match[1]}),
     (("allgather",), re.compile("prefetch"), lambda _: {"prefetch": True}),

@@ -29,6 +29,7 @@ Words
     ``unlinked``           the launch is not in the file
     ``name=flash_fwd``     name of the kernel or operator
     ``op=aten::_softmax``  operator that launches the kernel; ``aten::mm`` unless said
+    ``dims=8x16,16x32``    shapes of the operator's inputs, which are bf16; not recorded unless said
     ``recomputed``         the backward pass computes a part of the forward pass again
     ``grid=264``           thread blocks of a kernel; 132 unless said
     ``dtype=Float``        element type of a collective; BFloat16 unless said
@@ -203,6 +204,7 @@ def _draw_gpu(
         builder.kernel(
             one.name or kernel, start, end,
             launch_ms=launch, linked=one.linked, op=op, thread=thread, within=within, grid=(one.grid, 1, 1),
+            dims=[list(dims) for dims in one.dims] or None, types=["c10::BFloat16"] * len(one.dims),
         )  # fmt: skip
     elif one.lane == "copy":
         size = one.nbytes if one.nbytes is not None else 1 << 20

@@ -33,6 +33,7 @@ from tracedoc.timeline.idle import (
     idle_causes,
     launches_graphs,
 )
+from tracedoc.timeline.kernel_work import KernelWork, kernel_work
 from tracedoc.timeline.known import known_part, known_windows
 from tracedoc.timeline.launches import Launches, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
@@ -75,7 +76,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     without a backward pass. ``phase_budgets`` are those of the analysed step. ``cut``: what the trace shows
     ends before the capture did, or lacks kernels, so that only complete steps are known, and analysed.
     ``positions`` are those of steps in ``host.steps``, by number; ``launching_threads`` are the host threads
-    that launch kernels.
+    that launch kernels. ``work`` is what kernels compute and move, ``None`` where it could not be told.
     """
 
     trace: Trace
@@ -101,6 +102,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     positions: Mapping[int, int] = {}
     cut: bool = False
     quiet: Quiet | None = None
+    work: KernelWork | None = None
     launching_threads: npt.NDArray[np.int32] = msgspec.field(
         default_factory=lambda: np.empty(0, dtype=np.int32)
     )
@@ -157,7 +159,10 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         None,
     )
     units = failures.contain("the sharded units", lambda: _units(timeline), None)
-    judged = _judge(replace(timeline, phases=phases, units=units))
+    work = failures.contain(
+        "the work of kernels", lambda: kernel_work(trace, timeline.events, timeline.device), None
+    )
+    judged = _judge(replace(timeline, phases=phases, units=units, work=work))
     budgets: tuple[PhaseBudget, ...] = failures.contain(
         "the times of phases", lambda: _phase_budgets(judged), ()
     )

@@ -15,6 +15,7 @@ from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.frameworks import is_zero3_mark
 
 BOOKKEEPING_BYTES = 1 << 20
 """Metrics, flags and pickled objects are smaller; what is larger is part of the training, or a checkpoint."""
@@ -44,6 +45,13 @@ class Role(IntEnum):
     """Activations (and their gradients) of a layer that is split over ranks."""
     UNUSED_MAP = 5
     """DDP's map of the parameters that got a gradient, one integer each."""
+    NORM = 6
+    """A number or two that are reduced between backward pass and optimizer, one of many one by one."""
+
+
+def is_extra(roles: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Mask of the collectives that training does not need, shape of ``roles``."""
+    return np.asarray((roles == Role.BOOKKEEPING) | (roles == Role.NORM))
 
 
 def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
@@ -65,7 +73,9 @@ def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
         ):  # DDP reduces all gradients on all ranks: what a script sends behind its update is its own
             handed_out &= _update_ranges(timeline).covered_ns(asked, asked + 1) > 0
         roles[handed_out & (table.nbytes >= FLAG_BYTES) & ~sharded] = Role.OPTIMIZER_GATHER
-        roles[_bookkeeping(timeline, phases)] = Role.BOOKKEEPING
+        before_update = _leads_to_update(phases, asked)
+        extra = _bookkeeping(timeline, phases, before_update)
+        roles[extra] = np.where(before_update, Role.NORM, Role.BOOKKEEPING)[extra]
         inside = wrapper.covered_ns(asked, asked + 1) > 0
         roles[table.is_op("broadcast") & inside] = Role.BUFFERS
     roles[table.is_op("barrier")] = Role.BOOKKEEPING
@@ -77,7 +87,9 @@ def is_in(labels: npt.NDArray[np.uint8], *phases: Phase) -> npt.NDArray[np.bool_
     return is_among(labels, np.array([int(phase) for phase in phases]))
 
 
-def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_]:
+def _bookkeeping(
+    timeline: RankTimeline, phases: Phases, before_update: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
     """Return the small messages, and pickled objects of any size, that no pass, clipping or optimizer needs.
 
     Between the backward pass and the optimizer gradients are clipped and checked for overflow: what is
@@ -92,8 +104,8 @@ def _bookkeeping(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_
     outside = small & (launched == Phase.OTHER) & little
     if len(updates) == 0:  # where clipping ends cannot be told
         return np.zeros(len(table), dtype=bool)
-    before_update = _leads_to_update(phases, phases.asked_ns)
-    outside &= ~before_update | _one_by_one(table, outside & before_update)
+    by_script = not any(map(is_zero3_mark, timeline.trace.names))  # its engine has a norm for each group
+    outside &= ~before_update | (_one_by_one(table, outside & before_update) & by_script)
     logged = small & (launched == Phase.FORWARD) & (table.nbytes < FLAG_BYTES)
     # Gathers behind the optimizer count to it, for they may hand out parameters: not those of integers.
     steps = _update_ranges(timeline)

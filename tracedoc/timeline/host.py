@@ -19,7 +19,7 @@ from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
-from tracedoc.trace.kernels import KernelCategory
+from tracedoc.trace.kernels import MATRIX
 
 WORK = (
     *("matrix", "compute", "communication", "copy"),
@@ -43,8 +43,6 @@ IDLE_WORK = WORK[4:]
 
 _PART_OF = {"matrix": "compute", "dispatch": "python"}
 """Sets that lie whole inside another one, whose time they are taken from."""
-
-MATRIX = (KernelCategory.GEMM, KernelCategory.CONVOLUTION, KernelCategory.ATTENTION)
 
 _MATRIX_OPERATOR = re.compile(
     r"(?:aten|mkldnn|onednn|mkl|quantized|_C)::_?(?:mkldnn_|mkl_|scaled_|grouped_)*"

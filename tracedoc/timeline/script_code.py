@@ -34,6 +34,8 @@ _LIBRARIES = frozenset(
         *(
             "pytorch_lightning",
             "lightning_fabric",
+            "lightning_utilities",
+            "torchmetrics",
             "lightning",
             "wandb",
             "tensorboard",
@@ -322,16 +324,20 @@ def _innermost(
 _CALL = re.compile(
     r"^<built-in (?:method|function) "
     r"(?P<asks>item|tolist|cpu|numpy|nonzero|is_nonzero|_cuda_synchronize|synchronize|_local_scalar_dense)\b"
-    r"|^torch/distributed/distributed_c10d\.py\(\d+\): "
-    r"(?P<meets>barrier|monitored_barrier|(?:all_gather|broadcast|gather|scatter)_object(?:_list)?)$"
+    r"|^torch/distributed/(?:distributed_c10d|tensor/_api)\.py\(\d+\): "
+    r"(?P<meets>barrier|monitored_barrier|all_reduce|reduce|full_tensor|"
+    r"(?:all_gather|broadcast|gather|scatter)_object(?:_list)?)$"
 )
-"""What reads values of tensors, and where ranks meet for no tensor's sake."""
+"""What reads values of tensors, and where a script lets ranks meet."""
 
 _BELOW_THE_CALL = frozenset({"torch", "importlib", *sys.stdlib_module_names})
 """Frames of these packages lie between the script's frame and the call."""
 
-_NEVER = re.compile(r"^torch/(?:optim|profiler|utils/data|autograd)/")
-"""Code that reads values on the host by design: an optimizer counts its steps there."""
+_NEVER = re.compile(
+    r"^torch/(?:optim|profiler|utils/data|autograd|nn/parallel|"
+    r"distributed/(?:fsdp|algorithms|optim|pipelining|_composable))/"
+)
+"""Code that reads values on the host, or lets ranks meet, by design: an optimizer counts its steps there."""
 
 
 _DEEPEST = 1000

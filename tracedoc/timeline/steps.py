@@ -19,6 +19,7 @@ from tracedoc.timeline.launches import NO_ROW, Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_percent
 
 BEFORE = -1
@@ -33,6 +34,9 @@ LENGTH_RATIO = 10
 
 ALIKE_PASSES = 1.5
 """Training steps of one job hold numbers of backward nodes that differ by less than this factor."""
+
+GOES_ON = 0.5
+"""What launches so much of what a step did is another one, and no end of a script."""
 
 LINKED_SHARE = 0.10
 """With fewer linked kernels than this, host time has to decide about steps."""
@@ -87,7 +91,7 @@ def find_host_steps(trace: Trace) -> HostSteps:
     if profiler:
         reason = _why_no_clock(profiler, backward)
         if not reason:
-            return HostSteps(profiler, "profiler")
+            return HostSteps((*profiler, *_unmarked(trace, profiler[-1], last_ns)), "profiler")
         limits = (
             TraceLimit(
                 "profiler-steps-rejected",
@@ -104,6 +108,21 @@ def find_host_steps(trace: Trace) -> HostSteps:
         if starts.size >= 2:
             return HostSteps(_between(starts, last_ns), "inferred", limits)
     return HostSteps((), "none", limits)
+
+
+def _unmarked(trace: Trace, last: HostStep, last_ns: int) -> tuple[HostStep, ...]:
+    """The step without a mark that ends the last one, as a marked one would, if the job goes on like that.
+
+    It launches at least :data:`GOES_ON` of what the last one did.
+    """
+    calls = trace.rows_named(
+        lambda name: vocabulary.runtime_role(name) in (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH),
+        Kind.RUNTIME,
+    )
+    begin, end = np.searchsorted(trace.ts_ns[calls], (last.start_ns, last.end_ns))
+    if not last.finished or end == begin or calls.size - end < GOES_ON * (end - begin):
+        return ()
+    return (HostStep(last.index + 1, last.end_ns, last_ns, finished=False),)
 
 
 def _refuse_several_ranks(trace: Trace, names: _NamedRows) -> None:

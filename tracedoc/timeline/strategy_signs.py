@@ -250,11 +250,8 @@ _MATRIX = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_mm",
 
 def _matrix_dtype(trace: Trace, step: HostStep) -> str:
     """Return the type of most matrix products of the step, "" where types are not recorded."""
-    types = Counter(
-        shapes.types[1]
-        for row, shapes in trace.shapes.items()
-        if trace.row_name(row) in _MATRIX
-        and step.start_ns <= int(trace.ts_ns[row]) < step.end_ns
-        and len(shapes.types) > 1
-    )
+    rows = trace.shapes.rows[trace.named_among(trace.shapes.rows, _MATRIX.__contains__)]
+    rows = rows[(trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)]
+    listed = [trace.shapes[row].types for row in rows.tolist()]
+    types = Counter(one[1] for one in listed if len(one) > 1)
     return plain_dtype(types.most_common(1)[0][0]) if types else ""

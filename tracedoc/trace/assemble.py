@@ -16,7 +16,7 @@ from tracedoc.trace.columns import (
     Kind,
     MemoryCounters,
     NarrowColumn,
-    Shapes,
+    ShapeTable,
     SyncRecords,
     Thread,
     Trace,
@@ -39,7 +39,7 @@ from tracedoc.trace.metadata import (
 from tracedoc.trace.part import Part, number_of
 from tracedoc.trace.reader import PythonReader
 from tracedoc.trace.records import CollectiveFields, Metadata
-from tracedoc.trace.tables import COUNTED, DROPPED, Ids, Tables, category_text
+from tracedoc.trace.tables import COUNTED, DROPPED, Ids, Tables, category_text, shapes_of
 from tracedoc.trace.vocabulary import kind_of
 
 _ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large
@@ -65,6 +65,8 @@ _COLUMNS: dict[str, type[np.generic]] = {
     "waits.row": np.int64,
     "waits.wait_on_stream": np.int64,
     "waits.recorded_by": np.int64,
+    "shaped.row": np.int32,
+    "shaped.shape": np.int32,
 }
 
 
@@ -72,12 +74,11 @@ class Columns:
     """The columns of a trace while it is read; ``descriptions`` counts its metadata events."""
 
     def __init__(self, tables: Tables) -> None:
-        self._heads, self._places = tables.heads, tables.places
+        self._heads, self._places, self._shapes = tables.heads, tables.places, tables.shapes
         self._columns = {name: Growing(dtype) for name, dtype in _COLUMNS.items()}
         self._columns |= {name: GrowingIds() for name in ("correlation", "external_id")}
         self._rows = 0
         self._collectives: dict[int, CollectiveArgs] = {}
-        self._shapes: dict[int, Shapes] = {}
         self.descriptions = 0
         self._process_names: dict[str, str] = {}
         self._thread_names: dict[tuple[str, str], str] = {}
@@ -100,15 +101,13 @@ class Columns:
             self._add_metadata(item)
         for name, values in part.events.items():
             self._columns[name].extend(values)
-        for table in ("placed", "sized", "counted", "waits"):
+        for table in ("placed", "sized", "counted", "waits", "shaped"):
             columns = getattr(part, table)
             if columns["row"].size:
                 for name, values in columns.items():
                     self._columns[f"{table}.{name}"].extend(values + self._rows if name == "row" else values)
         for row, fields in part.collectives.items():
             self._collectives[self._rows + row] = _collective(fields)
-        for row, shapes in part.shapes.items():
-            self._shapes[self._rows + row] = shapes
         self._rows += part.events["ts"].size
 
     def trace(self, path: str, outcome: Outcome, reader: PythonReader, limits: list[TraceLimit]) -> Trace:
@@ -147,7 +146,7 @@ class Columns:
         row_of = np.full(self._rows, NO_ID, dtype=np.int32)
         row_of[keep] = np.arange(keep.size, dtype=np.int32)
         collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
-        shapes = {int(row_of[i]): value for i, value in self._shapes.items() if row_of[i] >= 0}
+        shapes = self._shape_table(row_of)
         memory, syncs, nbytes = self._memory(row_of), self._syncs(row_of), self._nbytes(row_of)
         del row_of
         # One column after the other, so that only one exists twice.
@@ -161,7 +160,7 @@ class Columns:
         codes = codes[keep]
         name = np.array(self._heads.name, dtype=narrowest(NO_ID, len(names)))[heads[keep]]
         return Trace(
-            info=self._info(path, header, outcome, reader, names, kind, name, known_until),
+            info=self._info(path, header, outcome, reader, names, kind, name, known_until, shapes),
             ts_ns=ts,
             dur_ns=dur,
             name=name,
@@ -252,6 +251,15 @@ class Columns:
         streams, recorded_by = (np.where(ids[kept] < 0, NO_ID, ids[kept]) for ids in (streams, recorded_by))
         return SyncRecords(rows[kept].astype(np.intp), streams, recorded_by)
 
+    def _shape_table(self, row_of: npt.NDArray[np.int32]) -> ShapeTable:
+        rows, shape = row_of[self._take("shaped.row")], self._take("shaped.shape")
+        kept = np.flatnonzero(rows >= 0)
+        kept = kept[np.argsort(rows[kept], kind="stable")]
+        used = distinct(shape[kept])
+        texts = list(self._shapes)
+        kinds = tuple(shapes_of(*texts[number]) for number in used.tolist())
+        return ShapeTable(rows[kept], np.searchsorted(used, shape[kept]).astype(np.int32), kinds)
+
     def _take(self, column: str) -> npt.NDArray[Any]:
         return self._columns.pop(column).values()
 
@@ -285,6 +293,7 @@ class Columns:
         kind: npt.NDArray[np.uint8],
         name: npt.NDArray[np.int32],
         known_until_ns: int | None,
+        shapes: ShapeTable,
     ) -> TraceInfo:
         vendor = header.vendor
         if not vendor:
@@ -299,7 +308,7 @@ class Columns:
             devices=header.devices,
             groups=header.groups,
             group_count=header.group_count,
-            has_shapes=header.has_shapes or any(shape.dims for shape in self._shapes.values()),
+            has_shapes=header.has_shapes or any(shape.dims for shape in shapes.kinds),
             has_memory=header.has_memory or any(traits & COUNTED for traits in self._heads.traits),
             vendor=vendor,
             nccl_version=header.nccl_version,

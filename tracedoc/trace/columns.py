@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
@@ -89,12 +89,49 @@ class CollectiveArgs(msgspec.Struct, frozen=True):
 class Shapes(msgspec.Struct, frozen=True):
     """``Input Dims`` and ``Input type`` of one operator: nested lists of int, and type names.
 
-    ``values`` are its ``Concrete Inputs`` as texts, of sends and receives alone.
+    ``values`` are its ``Concrete Inputs`` as texts, of sends, receives and convolutions alone.
     """
 
     dims: tuple[object, ...]
     types: tuple[str, ...]
     values: tuple[str, ...] = ()
+
+
+class ShapeTable(Mapping[int, Shapes]):
+    """The shapes of operators by row: those of ``rows[i]`` are ``kinds[kind[i]]``."""
+
+    def __init__(
+        self, rows: npt.NDArray[np.int32], kind: npt.NDArray[np.int32], kinds: tuple[Shapes, ...]
+    ) -> None:
+        self._rows, self.kind, self.kinds = rows, kind, kinds
+
+    @property
+    def rows(self) -> npt.NDArray[np.intp]:
+        """The rows of the operators, ascending."""
+        return self._rows.astype(np.intp)
+
+    @classmethod
+    def empty(cls) -> ShapeTable:
+        """The table of a trace without shapes."""
+        return cls(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int32), ())
+
+    def __getitem__(self, row: int) -> Shapes:
+        place = int(np.searchsorted(self._rows, row))
+        if place == self._rows.size or self._rows[place] != row:
+            raise KeyError(row)
+        found: Shapes = self.kinds[int(self.kind[place])]
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows.tolist())
+
+    def __len__(self) -> int:
+        return int(self._rows.size)
+
+    def until(self, count: int) -> ShapeTable:
+        """The table of the rows below ``count``."""
+        first = slice(int(np.searchsorted(self._rows, count)))
+        return ShapeTable(self._rows[first], self.kind[first], self.kinds)
 
 
 class TraceInfo(msgspec.Struct, frozen=True):
@@ -185,7 +222,7 @@ class Trace:
     threads: tuple[Thread, ...]
     grid: Coded
     collectives: dict[int, CollectiveArgs] = field(default_factory=dict)
-    shapes: dict[int, Shapes] = field(default_factory=dict)
+    shapes: ShapeTable = field(default_factory=ShapeTable.empty)
     limits: tuple[TraceLimit, ...] = ()
     grids: tuple[tuple[int, ...], ...] = ()
     memory: MemoryCounters | None = None
@@ -243,7 +280,7 @@ class Trace:
             dur_ns=np.minimum(self.dur_ns[:count], end_ns - self.ts_ns[:count]),
             nbytes=self.nbytes.first(count),
             collectives={row: args for row, args in self.collectives.items() if row < count},
-            shapes={row: shape for row, shape in self.shapes.items() if row < count},
+            shapes=self.shapes.until(count),
             memory=memory,
             syncs=syncs,
         )

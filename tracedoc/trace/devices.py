@@ -7,6 +7,7 @@ names the source of each device that a plan knows too, and a test holds the two 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 import msgspec
@@ -107,6 +108,27 @@ TENSOR_SPEEDUPS: dict[tuple[int, int], tuple[float, float]] = {
 """How many times as fast as plain cores with fp32 tensor cores multiply 16-bit inputs, at the least and at
 the most, by compute capability: cards for gaming add up at half of the rate of those for work."""
 
+MATRIX_REACHED: dict[str, float] = {
+    "a100": 0.859,
+    "a100 pcie": 0.822,
+    "h100": 0.801,
+    "gh200": 0.830,
+    "b200": 0.776,
+    "mi250x": 0.767,
+    "mi300x": 0.601,
+}
+"""The share of the dense peak in 16 bits that the best products of matrices reach, by the words of a name.
+
+From the table of maximum achievable FLOPS of github.com/stas00/ml-engineering (compute/accelerator), which
+searches shapes with torch.matmul. Other formats are taken to reach as much of their own peak.
+"""
+
+OTHERS_REACH = (min(MATRIX_REACHED.values()), max(MATRIX_REACHED.values()))
+"""What devices of which none is published reach: as little as the least of these, or as much as the best."""
+
+MEMORY_REACHED = 0.9
+"""The share of the memory's bandwidth that large copies reach: 0.91 on H100 NVL, 0.92 on H100 SXM."""
+
 # A slice of a device ("A100-SXM4-40GB MIG 1g.5gb") has a part of its peaks.
 _OTHER_MODELS = frozenset({"laptop", "d", "ti", "super", "mig"})
 
@@ -114,11 +136,21 @@ _OTHER_MODELS = frozenset({"laptop", "d", "ti", "super", "mig"})
 @lru_cache(maxsize=256)
 def device_peak(name: str) -> DevicePeak | None:
     """Return the peaks of a device by its name in ``deviceProperties``, ``None`` if it is not listed."""
+    key = _closest(name, DEVICE_PEAKS)
+    return DEVICE_PEAKS[key] if key else None
+
+
+def matrix_reached(name: str) -> tuple[float, float]:
+    """The share of its peak that the best products reach on a device: at the least and at the most."""
+    key = _closest(name, MATRIX_REACHED)
+    return (MATRIX_REACHED[key],) * 2 if key else OTHERS_REACH
+
+
+def _closest(name: str, table: Iterable[str]) -> str:
+    """The key of most words that a device name holds, "" where it holds all words of none."""
     words = frozenset(re.split(r"[\s/_-]+", name.lower()))
-    if words & _OTHER_MODELS:
-        return None
-    fitting = [key for key in DEVICE_PEAKS if words.issuperset(key.split())]
-    return DEVICE_PEAKS[max(fitting, key=lambda key: len(key.split()))] if fitting else None
+    fitting = [] if words & _OTHER_MODELS else [key for key in table if words.issuperset(key.split())]
+    return max(fitting, key=lambda key: len(key.split()), default="")
 
 
 _RACK_SCALE = frozenset({"gb200", "gb300", "gh200"})

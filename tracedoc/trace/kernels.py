@@ -27,6 +27,9 @@ class KernelCategory(str, Enum):
     OTHER = "other"
 
 
+MATRIX = (KernelCategory.GEMM, KernelCategory.CONVOLUTION, KernelCategory.ATTENTION)
+"""What multiplies matrices, on tensor cores where there are some."""
+
 # Compute libraries whose kernels carry words such as "gather" or "reduce" without communicating, and
 # kernels that Inductor names after the operators it fused ("triton_poi_fused_all_gather_into_tensor_3").
 _NEVER_COMMUNICATION = re.compile(

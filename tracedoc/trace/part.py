@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.trace.columns import Shapes
 from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.events import Decoded, Int64Array
 from tracedoc.trace.metadata import as_int
@@ -29,7 +28,7 @@ class Part(msgspec.Struct, frozen=True):
 
     ``events`` has one row for each: "ts" and "dur" in ns, "head", "correlation" and "external_id". What few
     events carry is in tables of their own: on which GPU and stream ("place"), how many bytes were copied,
-    the allocator's counters, and which event was waited for. ``shapes`` and ``collectives`` are keyed by row.
+    the allocator's counters, which event was waited for, and shapes. ``collectives`` are keyed by row.
     """
 
     events: Mapping[str, npt.NDArray[Any]]
@@ -37,7 +36,7 @@ class Part(msgspec.Struct, frozen=True):
     sized: Table
     counted: Table
     waits: Table
-    shapes: Mapping[int, Shapes]
+    shaped: Table
     collectives: Mapping[int, CollectiveFields]
     metadata: Sequence[Metadata]
 
@@ -60,7 +59,7 @@ def decoded_part(decoded: Decoded, tables: Tables) -> Part:
         sized=sized,
         counted=_counters(np.flatnonzero(traits & COUNTED), args),
         waits=_waits(np.flatnonzero(traits & WAITS), args),
-        shapes=_shapes_of(np.flatnonzero(traits & SHAPED), heads, args, tables),
+        shaped=_shaped(np.flatnonzero(traits & SHAPED), heads, args, tables),
         collectives=decoded.collectives,
         metadata=decoded.metadata,
     )
@@ -113,20 +112,22 @@ def _waits(positions: npt.NDArray[np.intp], args: list[Args]) -> Table:
     }
 
 
-def _shapes_of(
+def _shaped(
     positions: npt.NDArray[np.intp], heads: npt.NDArray[np.int32], args: list[Args], tables: Tables
-) -> dict[int, Shapes]:
-    found = ((i, args[i], bytes(args[i].input_dims)) for i in positions.tolist())
+) -> Table:
+    """The numbers of the shapes of the events at ``positions`` that carry some."""
+    texts = [
+        (bytes(one.input_dims), bytes(one.input_types), bytes(one.input_values) if kept else b"")
+        for one, kept in (
+            (args[i], tables.heads.with_values[head])
+            for i, head in zip(positions.tolist(), heads[positions].tolist(), strict=True)
+        )
+    ]
+    found = [place for place, (dims, _, _) in enumerate(texts) if dims]
     return {
-        i: tables.shapes_of(dims, bytes(one.input_types), _values(one, heads[i], tables))
-        for i, one, dims in found
-        if dims
+        "row": positions[found],
+        "shape": interned(tables.shapes, [texts[place] for place in found]),
     }
-
-
-def _values(args: Args, head: int, tables: Tables) -> bytes:
-    """Return the text of an operator's values, of those alone that name another rank."""
-    return bytes(args.input_values) if tables.heads.names_peer[head] else b""
 
 
 def _external_ids(args: list[Args]) -> Int64Array:

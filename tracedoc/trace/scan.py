@@ -14,7 +14,7 @@ from tracedoc.trace.compact import Growing
 from tracedoc.trace.events import FRAME, EventDecoder, collective_fields, is_frame_of_a_person
 from tracedoc.trace.part import Part
 from tracedoc.trace.records import Metadata
-from tracedoc.trace.tables import COUNTED, ON_GPU, SHAPED, WAITS, Tables
+from tracedoc.trace.tables import COUNTED, ON_GPU, SHAPED, WAITS, Tables, interned
 
 _NO_FRAMES, _LONG_FRAMES, _ALL_FRAMES = 0, 1, 2
 _REFUSED = 16
@@ -48,8 +48,7 @@ class ChunkScanner:
         self._tables = tables
         self._decoder = decoder
         self._judges_frames = frames == _LONG_FRAMES
-        self._head_of, self._place_of = Growing(np.int32), Growing(np.int32)
-        self._shapes: list[tuple[bytes, bytes, bytes]] = []
+        self._head_of, self._place_of, self._shape_of = (Growing(np.int32) for _ in range(3))
 
     def part(self, buffer: bytearray, begin: int, end: int) -> Part | None:
         """Return the events of a chunk, ``None`` where anything in it is not plain."""
@@ -73,7 +72,7 @@ class ChunkScanner:
             return None
         self._add_heads(keys)
         self._add_places(new_places)
-        self._shapes += new_shapes
+        self._shape_of.extend(interned(self._tables.shapes, new_shapes))
         self._decoder.read += elements
         table = _Positions(self._head_of.values()[np.frombuffer(heads, np.int32)], self._tables, bool(keys))
         events = table.kept(_rows(times, np.int64, 4))
@@ -100,7 +99,7 @@ class ChunkScanner:
             sized=_named(sizes, "row", "nbytes"),
             counted=_named(counters, "row", "type", "device", "allocated", "reserved"),
             waits=_named(waited, "row", "wait_on_stream", "recorded_by"),
-            shapes={row: self._tables.shapes_of(*self._shapes[shape]) for row, shape in shapes.tolist()},
+            shaped={"row": shapes[:, 0], "shape": self._shape_of.values()[shapes[:, 1]]},
             collectives={row: one for row, one in zip(rows, fields, strict=True) if row >= 0},
             metadata=metadata,
         )

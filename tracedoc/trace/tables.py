@@ -21,15 +21,16 @@ ON_GPU, SHAPED, COUNTED, WAITS = 1, 2, 4, 8
 _GPU_KINDS = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC, Kind.GPU_ANNOTATION, Kind.ACCELERATOR)
 _MEMORY = "[memory]"
 
-NAMING_PEERS = frozenset({"c10d::send", "c10d::recv_"})
-"""Operators whose values are kept: they name the other rank."""
+WITH_VALUES = frozenset({"c10d::send", "c10d::recv_", "aten::convolution", "aten::convolution_backward"})
+"""Operators whose values are kept: they name the other rank, or how a convolution goes over its input."""
 
-# Shapes are kept where batch sizes, FLOPs or collective sizes are read from them; all of them would
-# double the memory of a trace.
+# Shapes are kept where work, batch sizes or collective sizes are read from them, but not those of views,
+# allocations and changes of type, which compute nothing themselves.
 _SHAPED_OPS = re.compile(
-    r"aten::(?:mm|addmm|bmm|baddbmm|linear|matmul|_scaled_mm|_scaled_grouped_mm|_grouped_mm|embedding|"
-    r"_?convolution\w*|conv\w+|cudnn_convolution\w*|miopen_convolution\w*|\w*_attention\w*)$"
-    r"|flash_attn\w*::|aten::_flash_attention|(?:gloo|nccl):|c10d::|_c10d_functional::"
+    r"aten::(?!(?:empty\w*|view\w*|_?reshape\w*|_unsafe_view|t|transpose|permute|expand\w*|as_strided|select|slice|"
+    r"split\w*|unbind|chunk|narrow|unsqueeze|squeeze|detach|alias|item|_local_scalar_dense|to|_to_copy|clone|"
+    r"contiguous|result_type|resize_|set_|is_\w+|lift_fresh|zeros\w*|ones\w*|\w+_like|record_stream)$)\w+$"
+    r"|flash_attn\w*::|triton_|(?:gloo|nccl):|c10d::|_c10d_functional::"
 )
 
 
@@ -44,7 +45,7 @@ class Ids(dict[Any, int]):
 class Heads(Ids):
     """Numbers what many events have in common: their category, name, process and thread.
 
-    The lists give the kind, name and thread of each number, and whether its values name another rank;
+    The lists give the kind, name and thread of each number, and whether values are kept;
     ``traits[number]`` says what else is kept of such events: ``ON_GPU``, ``SHAPED``, ``COUNTED``, ``WAITS``.
     """
 
@@ -53,7 +54,7 @@ class Heads(Ids):
         self.kind: list[int] = []
         self.name: list[int] = []
         self.thread: list[int] = []
-        self.names_peer: list[bool] = []
+        self.with_values: list[bool] = []
         self.traits = bytearray()
 
     def __missing__(self, key: tuple[Any, Any, Any, Any]) -> int:
@@ -64,7 +65,7 @@ class Heads(Ids):
         self.thread.append(self.threads[pid, tid])
         kind = event_kind(category_text(category), category_text(name))
         self.kind.append(DROPPED if kind is None else kind)
-        self.names_peer.append(name in NAMING_PEERS)
+        self.with_values.append(name in WITH_VALUES)
         self.traits.append(
             ON_GPU * (kind in _GPU_KINDS)
             | SHAPED * (_SHAPED_OPS.match(category_text(name)) is not None)
@@ -78,13 +79,12 @@ class Tables:
     """What all chunks of a trace share.
 
     A head is a category, a name, a process and a thread; a place is a device, a stream, the text of a grid,
-    and the number of a head.
+    and the number of a head; shapes are the texts of dimensions, types and values.
     """
 
     def __init__(self) -> None:
         self.heads = Heads()
-        self.places = Ids()
-        self._shapes: dict[tuple[bytes, bytes, bytes], Shapes] = {}
+        self.places, self.shapes = Ids(), Ids()
 
     def traits_of(self, heads: npt.NDArray[np.int32]) -> npt.NDArray[np.uint8]:
         """Return the traits of events by the numbers of their heads; a negative number has none."""
@@ -92,13 +92,6 @@ class Tables:
         known = heads >= 0
         traits[known] = np.frombuffer(self.heads.traits, dtype=np.uint8)[heads[known]]
         return traits
-
-    def shapes_of(self, dims: bytes, types: bytes, values: bytes) -> Shapes:
-        """Return the shapes that JSON texts spell, the same object for the same texts."""
-        known = self._shapes.get((dims, types, values))
-        if known is None:
-            known = self._shapes[dims, types, values] = _shapes(dims, types, values)
-        return known
 
 
 def interned(table: Ids, keys: list[Any]) -> npt.NDArray[np.int32]:
@@ -119,7 +112,8 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, bytes, int, float))
 
 
-def _shapes(dims: bytes, types: bytes, values: bytes) -> Shapes:
+def shapes_of(dims: bytes, types: bytes, values: bytes) -> Shapes:
+    """The shapes that JSON texts spell; none where they spell no lists."""
     try:
         sizes, *texts = (msgspec.json.decode(text) if text else [] for text in (dims, types, values))
     except (msgspec.DecodeError, UnicodeDecodeError):

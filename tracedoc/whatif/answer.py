@@ -18,9 +18,6 @@ LONGEST = 8
 TIMES_AS_MANY = (2.0, 4.0)
 """A diagnosis predicts the step on so many times as many ranks."""
 
-LEAST_SHARE = 0.01
-"""A gain below this share of the step is within the spread of any measurement."""
-
 
 def replay_report(replay: RunReplay | Refusal) -> ReplayReport:
     """The replay of a run as results keep it: its step in ms and its error, or why it was refused."""

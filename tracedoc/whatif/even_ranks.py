@@ -77,8 +77,11 @@ def spent(layout: Layout, doing: Doing, lag: Times) -> Times:
 def pauses(program: RunProgram, lag: Times) -> Times:
     """What of the host's time is no launching: what operators compute on the CPU, and long gaps.
 
-    Hooks of sharded units are a part of launching them, however long they take.
+    On a CPU, where operators are the work, it is what lies between them. Hooks of sharded units are a part of
+    launching them, however long they take.
     """
+    if program.layout.is_cpu:
+        return spent(program.layout, Doing.NOTHING, lag)
     computing = spent(program.layout, Doing.COMPUTING, lag)
     launches = (lag - computing)[program.layout.kind == Call.LAUNCH]
     if not launches.size:
@@ -118,6 +121,23 @@ def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Tim
     for passes in alike.values():
         _to_mean(found, passes)
     return found
+
+
+def even_pauses(program: RunProgram, even_lag: Times) -> Times:
+    """What ranks on CPUs pause where none takes longer than its peers: what they pause longer is gone."""
+    found = pauses(program, program.lag.astype(np.int64)) - np.maximum(program.lag - even_lag, 0)
+    return np.asarray(np.clip(found, 0, even_lag), dtype=np.int64)
+
+
+def balanced_hosts(program: RunProgram, even_lag: Times) -> Times:
+    """Host times of ranks on CPUs that compute as long on their passes as the mean of all."""
+    layout = program.layout
+    passes = np.isin(layout.part, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE))
+    work = np.where(passes, even_lag - even_pauses(program, even_lag), 0)
+    rank = layout.rank_of_point(np.arange(layout.points))
+    sums = np.bincount(rank, weights=work, minlength=len(layout.ranks))
+    share = sums.mean() / np.maximum(sums, 1.0) - 1.0
+    return np.asarray(even_lag + np.rint(work * share[rank]), dtype=np.int64)
 
 
 def balanced_stages(program: RunProgram, dur: Times) -> Times:

@@ -14,9 +14,10 @@ from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.ledger_causes import Family, find_families
-from tracedoc.whatif.ledger_places import place_of, ranks_of
+from tracedoc.whatif.ledger_places import code_of, place_of, ranks_of
 from tracedoc.whatif.ledger_steps import (
     StepsApart,
+    clock_error_ms,
     late_error_ms,
     late_over_steps,
     mean_error,
@@ -204,7 +205,8 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     low, high = max(min(gains.values()) - spread, least), max(gains.values()) + spread
     if len(late) == len(causes):
         low, likely, high = _recurring(run, (low, likely, high))
-    return min(low, likely), likely, max(min(high, book.ledger.step_ms), likely)
+    most = max(book.ledger.step_ms - book.ledger.ideal_ms, *gains.values())
+    return min(low, likely), likely, max(min(high, most, book.ledger.step_ms), likely)
 
 
 def _together(plays: Plays, entries: Sequence[Entry]) -> float:
@@ -249,8 +251,8 @@ def _book(run: RunView) -> _Book:
     played = tuple(one.step for one in replays)
     apart = steps_apart(run, played, plays.base_ms, late_ms) or StepsApart(first.step_ms, played)
     causes = _with_apart(_told(run, replays, by_scenario, entries), apart)
-    causes = [_late(run, one) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     shares = sum(one.share_ms for one in causes)
+    causes = [_late(run, one, shares) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
     if shares > apart.step_ms:  # a replay that takes longer than the step
         causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
         shares = apart.step_ms
@@ -354,7 +356,7 @@ def _told(
             alone_ms=ranges.get(one.id, (one.weights.alone,) * 3),
             last_ms=one.weights.last,
             ranks=_ranks(run, programs, one) if one in large else (),
-            place=place_of(programs, one.removals) if one in large else "",
+            place=(code_of(run, one.id) or place_of(programs, one.removals)) if one in large else "",
             partner=partners.get(one.id, ""),
         )
         for one in entries
@@ -416,13 +418,16 @@ def _recurring(run: RunView, alone_ms: Range) -> Range:
     return (min(low, surely), min(likely, recurs), high) if recurs else alone_ms
 
 
-def _late(run: RunView, cause: LedgerCause) -> LedgerCause:
-    """A cause of late ranks whose range holds what clocks and few steps leave open."""
+def _late(run: RunView, cause: LedgerCause, most_ms: float) -> LedgerCause:
+    """A cause of late ranks whose range holds what clocks and few steps leave open.
+
+    It is at most what all causes cost, as far as clocks tell that.
+    """
     if not cause.id.startswith(RANKS) or cause.alone_ms[1] <= 0:
         return cause
-    error = late_error_ms(run)
+    error, most_ms = late_error_ms(run), most_ms + clock_error_ms(run)
     low, likely, high = _recurring(run, cause.alone_ms)
-    return replace(cause, alone_ms=(max(low - error, 0.0), likely, high + error))
+    return replace(cause, alone_ms=(max(low - error, 0.0), likely, max(min(high + error, most_ms), high)))
 
 
 def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:

@@ -10,22 +10,33 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Cause, Doing, Group
+from tracedoc.step.program import Call, Cause, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
+from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
+from tracedoc.whatif.changes.kernels import WASTES
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.split_units import split_units
-from tracedoc.whatif.even_ranks import Even, balanced_stages, between_stages, even_times, pauses, spent
+from tracedoc.whatif.even_ranks import (
+    Even,
+    balanced_hosts,
+    balanced_stages,
+    between_stages,
+    even_pauses,
+    even_times,
+    pauses,
+    spent,
+)
 from tracedoc.whatif.removal import OverSteps, Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
@@ -58,9 +69,12 @@ def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]
     """One family of several steps. What it takes beside its members is one thing."""
     there = [one for one in families if one is not None]
     ids = dict.fromkeys(name for one in there for name in one.members)
-    members = {name: OverSteps(tuple(one and one.members.get(name) for one in families)) for name in ids}
+    members = {
+        name: OverSteps(tuple(None if one is None else one.members.get(name) for one in families))
+        for name in ids
+    }
     beside = tuple(
-        one and next((part for part in one.whole if part not in one.members.values()), None)
+        None if one is None else next((part for part in one.whole if part not in one.members.values()), None)
         for one in families
     )
     whole = [OverSteps(beside)] if any(beside) else []
@@ -83,7 +97,7 @@ def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
         "host": _host(run, program, even),
         "offload": _offload(replay, program),
         "communication": _communication(run, replay, program),
-        "compute": _compute(run, program, even),
+        "compute": _compute(program, even),
     }
     return {name: family for name, family in found.items() if family is not None}
 
@@ -169,10 +183,31 @@ KNOWN_DOINGS = {
 """Causes that are what the host is known to do between its calls."""
 
 
+def _known(layout: Layout, lag: Times) -> tuple[dict[str, Times], Times]:
+    """What of the host's time is known to go to each of :data:`KNOWN_DOINGS`, and what is left."""
+    known: dict[str, Times] = {}
+    for name, doing in KNOWN_DOINGS.items():
+        known[name] = spent(layout, doing, lag)
+        lag = lag - known[name]
+    return known, lag
+
+
+def _of_lags(lags: Mapping[str, Times]) -> dict[str, Removal | None]:
+    return {name: Removal(lag=lag) if lag.any() else None for name, lag in lags.items()}
+
+
 def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
-    """What the host costs; nothing is known of it in a capture without the launches of its kernels."""
+    """What the host costs; nothing is known of it in a capture without the launches of its kernels.
+
+    On a CPU operators are the work, and the host pauses between them; what it pauses longer than its peers is
+    theirs to tell.
+    """
     layout = program.layout
-    if layout.is_cpu or not layout.points or not any("launches" in one.present for one in run.digests):
+    if layout.is_cpu:
+        known, left = _known(layout, even.lag)
+        pause = np.clip(even_pauses(program, even.lag) - known["host.gc"], 0, left)
+        return _family(_of_lags({**known, "host.pause": pause}))
+    if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
@@ -190,19 +225,15 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     own = np.where(loads | copied_in, 0, even.own)
     at_sync = np.zeros(layout.points, dtype=bool)
     at_sync[layout.cause_to[synced]] = True
-    left, known = lag, {}
-    for name, doing in KNOWN_DOINGS.items():
-        known[name] = spent(layout, doing, left)
-        left = left - known[name]
+    known, left = _known(layout, lag)
     pause = pauses(program, left)
     return _family(
         {
-            **{name: Removal(lag=ns) if ns.any() else None for name, ns in known.items()},
+            **_of_lags({**known, "host.pause": pause}),
             "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
             else Removal(own=_chosen(own, allocates), dropped=freed),
-            "host.pause": Removal(lag=pause) if pause.any() else None,
             "host.launch": Removal(lag=left - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),
@@ -231,6 +262,11 @@ def _rewired(
 
 CALL_SHARES = (1.0, 0.5, 0.0)
 """So much of the host's time before a collective's call goes with the call."""
+
+
+def _calls_less(removal: Removal | None) -> Removal | None:
+    """A removal that saves the host calls of collectives by itself."""
+    return None if removal is None else replace(removal, calls_less=True)
 
 
 def _calling_less(program: RunProgram, removal: Removal | None) -> Removal | None:
@@ -276,6 +312,7 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
     return _family(
         {
             "order.every_micro_batch": _calling_less(program, _rewired(replay, program, reduce_once)),
+            "order.extra": _calls_less(_rewired(replay, program, no_extra_messages)),
             "order.reductions": _rewired(replay, program, reduce_when_ready),
             "order.messages": _calling_less(program, _messages(replay, deferred)),
             "order.gathers": _rewired(replay, program, gather_in_time),
@@ -362,9 +399,11 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even.dur))
+    lag = _taken(even.lag, balanced_hosts(program, even.lag)) if program.layout.is_cpu else None
+    balanced = dur is not None or lag is not None
     members: dict[str, Removal | None] = {
         "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
-        "pipeline.imbalance": None if dur is None else Removal(dur=dur, transfer=transfer - sent),
+        "pipeline.imbalance": Removal(dur=dur, lag=lag, transfer=transfer - sent) if balanced else None,
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.
@@ -380,22 +419,37 @@ SMALL_NS = 5_000
 """A kernel this short takes half of its time for being started and ended, and for the gap before it."""
 
 
-def _compute(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
+def _compute(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
-    share = np.array([_plain_saving(run, rank) for rank in layout.ranks])
-    matrix = layout.group == Group.MATRIX
     again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
     small = _repeated_small(program) & ~again
     of_optimizer = (layout.event_part == Phase.OPTIMIZER) | (layout.group == Group.OPTIMIZER)
-    plain = _chosen(np.rint(even.dur * share[layout.event_rank]).astype(np.int64), matrix & ~small & ~again)
+    others = ~(again | small | of_optimizer)
     return _family(
         {
-            "compute.fp32": None if plain is None else Removal(dur=plain),
-            "compute.recompute": _without_kernels(program, even, again),
+            "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
             "compute.optimizer": _optimizer(program, even, small & of_optimizer),
             "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
+            **{f"compute.{name}": _wasted(program, even, *waste, others) for name, waste in WASTES.items()},
         }
     )
+
+
+def _recomputing(program: RunProgram, even: Even) -> Removal | None:
+    """What ranks on CPUs compute again."""
+    lag = spent(program.layout, Doing.RECOMPUTING, even.lag)
+    return Removal(lag=lag) if lag.any() else None
+
+
+def _wasted(program: RunProgram, even: Even, waste: Waste, doubt: float, others: Mask) -> Removal | None:
+    """What kernels take beyond what the same would take computed another way."""
+    layout = program.layout
+    mine = (layout.waste == waste) & others[layout.waste_event]
+    events = layout.waste_event[mine]
+    taken = np.zeros(layout.events, dtype=np.int64)
+    share = layout.waste_ns[mine] / np.maximum(program.dur[events], 1)
+    taken[events] = np.rint(even.dur[events] * np.minimum(share, 1.0))
+    return Removal(dur=taken, doubt=doubt) if taken.any() else None
 
 
 UNFUSED = 0.5
@@ -426,13 +480,3 @@ def _without_kernels(program: RunProgram, even: Even, gone: Mask) -> Removal | N
     """What kernels take, with the gaps before them."""
     dur = _chosen(even.dur, gone)
     return None if dur is None else Removal(dur=dur, gap=np.where(gone, program.layout.gap, 0))
-
-
-def _plain_saving(run: RunView, rank: int) -> float:
-    """The share of a rank's matrix kernels' time that tensor cores would save, 0 to 1."""
-    facts = run.digest(rank).facts
-    saving, plain, used = (
-        float(value) if isinstance(value := facts.get(name), (int, float)) else 0.0
-        for name in ("tensor_core_saving_least_ms", "plain_matrix_ms", "tensor_core_frac")
-    )
-    return saving / plain * (1.0 - used) if plain > 0 else 0.0

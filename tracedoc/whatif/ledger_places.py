@@ -8,10 +8,13 @@ import numpy as np
 
 from tracedoc.play.path_walk import PARTS
 from tracedoc.play.run_program import RunProgram
+from tracedoc.ranks.run_view import RunView
+from tracedoc.step.program import Call
+from tracedoc.topics.host.run import host_code, script_code
 from tracedoc.whatif.removal import OverSteps, Removal
 
 MOST_SHARE = 0.5
-"""Ranks from which a cause takes less than this share of what it takes from the worst are not named."""
+"""A place that is named has this share of what a cause takes, and a rank of what the worst one has."""
 
 
 def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> tuple[int, ...]:
@@ -30,21 +33,60 @@ def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> t
     return tuple(rank for rank, ns in zip(ranks, taken.tolist(), strict=True) if ns >= MOST_SHARE * worst > 0)
 
 
+def code_of(run: RunView, cause: str) -> str:
+    """The function of the script in which a cause is on the representative rank, "" where none is known."""
+    digest = run.representative_digest
+    if cause != "host.pause" or digest is None:
+        return ""
+    code = str((script_code if digest.is_cpu else host_code)(run)[str(digest.rank)])
+    return "" if code == "none" else code
+
+
 def place_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> str:
-    """The part of the step from which a cause takes most, and what the host does there if a range says so."""
-    taken = np.zeros(len(PARTS))
-    label, longest = "", 0.0
-    for program, one in _each(programs, removals):
-        layout, joins = program.layout, program.layout.joins
-        columns = [(one.dur, layout.event_part), (one.transfer, layout.event_part[joins.event])]
-        columns += [(column, layout.part) for column in (one.lag, one.own)]
-        for column, parts in columns:
+    """Where a cause takes most of its time: in one stretch of the host, else in a part of the step; or "".
+
+    Of several played steps it is the one from which it takes most.
+    """
+    of_steps = [
+        _in_step(program, [part for one in removals if (part := one.steps[place]) is not None])
+        for place, program in enumerate(programs)
+    ]
+    return max(of_steps, key=lambda one: one[0], default=(0.0, ""))[1]
+
+
+def _in_step(program: RunProgram, removals: Sequence[Removal]) -> tuple[float, str]:
+    """What a cause takes of one step, in ns, and where."""
+    layout, of_part = program.layout, program.layout.joins.event
+    of_event, of_point = layout.event_rank, layout.rank_of_point(np.arange(layout.points))
+    taken = np.zeros(len(layout.ranks) * len(PARTS))
+    at, longest = 0, 0
+    for one in removals:
+        columns = [(one.dur, of_event, layout.event_part)]
+        columns += [(one.transfer, of_event[of_part], layout.event_part[of_part])]
+        columns += [(column, of_point, layout.part) for column in (one.lag, one.own)]
+        for column, ranks, parts in columns:
             if column is not None:
-                taken += np.bincount(parts, weights=np.maximum(column, 0), minlength=taken.size)[: taken.size]
-        if one.lag is not None:
-            found, ns = _label(program, one.lag)
-            label, longest = (found, ns) if ns > longest else (label, longest)
-    part = PARTS[int(taken.argmax())] if taken.any() else ""
+                of_rank = ranks.astype(np.int64) * len(PARTS) + parts
+                taken += np.bincount(of_rank, weights=np.maximum(column, 0), minlength=taken.size)
+        if one.lag is not None and one.lag.max(initial=0) > longest:
+            at, longest = int(one.lag.argmax()), int(one.lag.max())
+    by_rank = taken.reshape(-1, len(PARTS))
+    whole = float(taken.sum())
+    if longest >= MOST_SHARE * by_rank[of_point[at]].sum() > 0:
+        return whole, _stretch(program, at)
+    of_parts = by_rank.sum(axis=0)
+    return whole, PARTS[int(of_parts.argmax())] if of_parts.max() >= MOST_SHARE * whole > 0 else ""
+
+
+def _stretch(program: RunProgram, at: int) -> str:
+    """Where the host is before a point, and what it does there if a range says so."""
+    layout = program.layout
+    rank = int(layout.rank_of_point(np.array([at]))[0])
+    base, note = int(layout.point_base[rank]), layout.notes[rank]
+    part = PARTS[int(layout.part[at])]
+    first = at == base or layout.part[at - 1] != layout.part[at] or layout.kind[at - 1] == Call.RANGE
+    part = f"before {part}" if part and first else part
+    label = dict(zip(note.label_at.tolist(), note.labels, strict=True)).get(at - base, "")
     return f"{part}: {label}" if part and label else part or label
 
 
@@ -56,13 +98,3 @@ def _each(
         for program, one in zip(programs, over.steps, strict=True):
             if one is not None:
                 yield program, one
-
-
-def _label(program: RunProgram, lag: np.ndarray) -> tuple[str, float]:
-    """What the host does in the longest of some times that is named, and how long that is."""
-    best, found = 0.0, ""
-    for base, note in zip(program.layout.point_base.tolist(), program.layout.notes, strict=False):
-        for at, label in zip(note.label_at.tolist(), note.labels, strict=True):
-            if lag[base + at] > best:
-                best, found = float(lag[base + at]), label
-    return found, best

@@ -135,16 +135,22 @@ def steps_apart(
 def late_error_ms(run: RunView) -> float:
     """How far the cost of late ranks of a job may lie from that of the captured steps, in ms.
 
-    Each operation to which a late rank came last is as uncertain as the clocks; and few steps leave open what
-    the mean of many is. These have little to do with each other, so that they add up as squares.
+    Clocks are uncertain, and few steps leave open what the mean of many is. These have little to do with each
+    other, so that they add up as squares.
     """
     late = stragglers(run)
-    if not late:
-        return 0.0
+    return float(np.hypot(clock_error_ms(run), mean_error(late_ms_of(run, late[0].steps)))) if late else 0.0
+
+
+def clock_error_ms(run: RunView) -> float:
+    """How uncertain clocks leave what late ranks cost a step, in ms.
+
+    Each operation to which a late rank came last is as uncertain as the clocks.
+    """
+    late = stragglers(run)
     operations = np.array([operation for one in late for operation in one.operations], dtype=np.intp)
     uncertain_ms = run.matching.uncertainty_ns[operations] / 1e6
-    clocks = float((uncertain_ms**2).sum()) / max(len(late[0].steps), 1)
-    return float(np.hypot(clocks**0.5, mean_error(late_ms_of(run, late[0].steps))))
+    return float(((uncertain_ms**2).sum() / max(len(late[0].steps), 1)) ** 0.5) if late else 0.0
 
 
 def mean_error(values: Floats) -> float:

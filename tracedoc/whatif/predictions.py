@@ -11,6 +11,7 @@ from tracedoc.play.path import find_path
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.play.solver import Cyclic
+from tracedoc.predicted import as_runs_differ
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
@@ -153,8 +154,9 @@ def _prediction(
     spread = WIDENING * replay.model_error_frac * replay.step_ms
     if abs(gains[1]) < spread:
         spread = abs(gains[1])
-    gains = [gains[0] - spread, gains[1], gains[2] + spread]
-    gained = (gains[0], gains[1], min(gains[2], replay.step_ms))
+    gained = (gains[0] - spread, gains[1], min(gains[2] + spread, replay.step_ms))
+    if replay.base[Scenario.LIKELY].program.layout.is_cpu:
+        gained = as_runs_differ(gained, replay.step_ms)
     after = (replay.step_ms - gained[2], replay.step_ms - gained[1], replay.step_ms - gained[0])
     return Prediction(
         step_ms=after,

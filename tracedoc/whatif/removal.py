@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import RunProgram
-from tracedoc.whatif.changes.change import Mask
+from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.whatif.changes.change import Mask, of_scenario
 
 Times = npt.NDArray[np.int64]
 
@@ -22,6 +22,7 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     which does what it should saves. ``dropped`` are causes that no longer hold, ``alone`` parts that wait for
     nobody. Causes take different parts of a time, so that it does not matter in which order they go.
     ``rewired`` ties events to others; that is done last. With ``calls_less`` it also saves the host calls.
+    ``doubt`` is by which share ``dur`` may be more or less than that.
     """
 
     lag: Times | None = None
@@ -35,6 +36,7 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     alone: Mask | None = None
     rewired: Callable[[RunProgram], RunProgram] | None = None
     calls_less: bool = False
+    doubt: float = 0.0
 
 
 class OverSteps(msgspec.Struct, frozen=True, eq=False):
@@ -47,7 +49,11 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
     """The program without some causes."""
     columns: dict[str, npt.NDArray[np.generic]] = {}
     for name in ("lag", "own", "ready", "dur"):
-        taken = [part for one in removals if (part := getattr(one, name)) is not None]
+        taken = [
+            _in_doubt(one, part, program.scenario) if name == "dur" else part
+            for one in removals
+            if (part := getattr(one, name)) is not None
+        ]
         if taken:
             columns[name] = _less(getattr(program, name).astype(np.int64), taken)
     gaps = [one.gap for one in removals if one.gap is not None]
@@ -71,6 +77,14 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
         if one.rewired is not None:
             program = one.rewired(program)
     return program
+
+
+def _in_doubt(removal: Removal, taken: Times, scenario: Scenario) -> Times:
+    """What goes in a scenario of what is taken."""
+    if not removal.doubt:
+        return taken
+    factor = of_scenario(scenario, 1 + removal.doubt, 1.0, 1 - removal.doubt)
+    return np.asarray(np.rint(taken * factor), dtype=np.int64)
 
 
 def _less(times: Times, taken: Sequence[Times]) -> Times:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import tracedoc
 from tests.topics.small_runs import (
     facts_of_rank,
     steps,
@@ -83,3 +84,12 @@ def test_what_tensor_cores_save_at_least_and_at_most_by_compute_capability(tmp_p
     facts = facts_of_rank(tmp_path, builder)
     assert facts["tensor_core_saving_least_ms"] == pytest.approx(30)
     assert facts["tensor_core_saving_ms"] == pytest.approx(45)
+
+
+def test_what_is_recomputed_is_no_work_of_the_model(shared_traces: Path) -> None:
+    """Of a checkpointed ResNet four parts run: forward, again, and two of backward; its stem is not."""
+    facts = tracedoc.measure([shared_traces / "ddp_resnet_mi300_8rank_r0"]).measurements.facts
+    mfu, hfu = (facts[name].value for name in ("mfu_frac", "hfu_frac"))
+    assert isinstance(mfu, float)
+    assert isinstance(hfu, float)
+    assert mfu / hfu == pytest.approx(0.75, abs=0.02)

@@ -31,27 +31,49 @@ def doing(builder: TraceBuilder, what: str, start: float, end: float) -> None:
 
 
 def diagnose(
-    folder: Path, *, what: str = "nothing", away: tuple[int, ...] = (), slower_from: int = 9
+    folder: Path,
+    *,
+    what: str = "nothing",
+    away: tuple[int, ...] = (),
+    after_steps: tuple[int, ...] = (3,),
+    steps: int = 6,
+    away_ms: float = AWAY_MS,
+    longest_ms: float = 0.0,
+    slower_from: int = 99,
+    slower: tuple[int, ...] = (0, 1, 2, 3),
+    update_every: int = 0,
 ) -> Diagnosis:
     """Diagnose four ranks whose steps take 81 ms: 60 of compute, 20 of an all-reduce, 1 between two steps.
 
-    The ranks ``away`` launch nothing for 400 ms after step 3; others then wait for them in step 4. From
-    ``slower_from`` on compute takes 24 ms longer on all ranks.
+    The ranks ``away`` launch nothing for ``away_ms`` after some steps, rank 3 for ``longest_ms`` if that is
+    more; others then wait for them in the next. From ``slower_from`` on compute takes 24 ms longer on ranks
+    that are ``slower``. Every so many steps have an update of 30 ms. The last step is not complete.
     """
+
+    def gone(rank: int) -> float:
+        return 0.0 if rank not in away else max(longest_ms, away_ms) if rank == 3 else away_ms
+
     for rank in range(4):
         builder, start = TraceBuilder(rank, 4), 1.0
-        for index in range(6):
-            computed = start + (84.0 if index >= slower_from else 60.0)
-            waits = AWAY_MS if index == 4 and away and rank not in away else 0.0
-            end = computed + 20.0 + waits
+        for index in range(steps):
+            slow = index >= slower_from and slower
+            computed = start + (84.0 if slow and rank in slower else 60.0)
+            meet = start + (84.0 if slow else 60.0)
+            before = index - 1 in after_steps and away
+            waits = max(away_ms, longest_ms) - gone(rank) if before else 0.0
+            end = meet + 20.0 + waits
             builder.kernel(PRODUCT, start, computed, launch_ms=start - 0.01)
             builder.backward(start + 0.02, start + 0.1)
             builder.collective("allreduce", computed, end, nbytes=64 << 20, launch_ms=start + 0.03)
             builder.runtime("cudaDeviceSynchronize", start + 0.2, end + 0.01)
+            if update_every and (index + 1) % update_every == 0:
+                builder.optimizer(end + 0.02, end + 30.0)
+                builder.kernel("adam_foreach", end + 0.1, end + 30.0, launch_ms=end + 0.05)
+                end += 30.0
             after = end + 1.0
-            if index == 3 and rank in away:
-                doing(builder, what, after, after + AWAY_MS - 1.0)
-                after += AWAY_MS
+            if index in after_steps and rank in away:
+                doing(builder, what, after, after + gone(rank) - 1.0)
+                after += gone(rank)
             builder.step(index, start - 0.5, after - 0.6)
             start = after
         builder.write(folder / f"rank-{rank}.json")
@@ -115,7 +137,7 @@ def test_a_loader_that_stalls_once_is_waiting_for_input(tmp_path: Path) -> None:
     waits = next(one for one in found.ledger.causes if one.id == "input.wait")
     assert waits.share_ms == pytest.approx(AWAY_MS / 5, abs=1.0)
     assert waits.place == "above all in step 3"
-    assert "slow-captured-step" not in {one.rule_id for one in found.findings}
+    assert waits.told_by == ("occasional-input-stall",)
 
 
 def test_compute_that_is_slower_from_one_step_on(tmp_path: Path) -> None:
@@ -124,6 +146,107 @@ def test_compute_that_is_slower_from_one_step_on(tmp_path: Path) -> None:
     names = ("long_steps_captured", "long_steps_pattern", "long_step_kind")
     assert values(found, *names) == ("3-4", "from one on", "the same kernels")
     assert found.facts["long_steps_cost_ms"].value == pytest.approx(9.6, abs=0.1)
+
+
+def test_what_comes_every_third_step(tmp_path: Path) -> None:
+    """Three of nine complete steps are 50 ms longer: 16.7 of the mean."""
+    log = "train.py(70): log_metrics"
+    found = diagnose(tmp_path, what=log, away=ALL, after_steps=(1, 4, 7), steps=10, away_ms=50.0)
+    names = ("long_steps_pattern", "long_steps_period", "long_step_doing", "long_steps_captured")
+    assert values(found, *names) == ("regular", 3, "`log_metrics` (`train.py:70`)", "1, 4, 7")
+    assert found.facts["long_steps_cost_ms"].value == pytest.approx(50 / 3, abs=0.1)
+    message = next(one.message for one in found.findings if one.rule_id == "slow-captured-step")
+    assert message.startswith("every 3 steps one takes up to 50 ms longer than the others (steps 1, 4, 7)")
+    assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+@pytest.mark.parametrize("after_steps", [(1, 4), (1, 4, 8), (2, 3, 4), (4, 6, 8)])
+def test_long_steps_that_follow_no_order(tmp_path: Path, after_steps: tuple[int, ...]) -> None:
+    """Two are always at one distance; three at others, side by side, or where one that is due is usual."""
+    found = diagnose(tmp_path, away=ALL, after_steps=after_steps, steps=12)
+    assert values(found, "long_steps_pattern", "long_steps_period") == ("several", None)
+
+
+def test_a_loader_that_stalls_in_every_third_step(tmp_path: Path) -> None:
+    """Its workers refill: the ranks stall together, and none is late."""
+    found = diagnose(tmp_path, what="loader", away=ALL, after_steps=(1, 4, 7), steps=10, away_ms=50.0)
+    assert found.ledger is not None
+    waits = next(one for one in found.ledger.causes if one.id == "input.wait")
+    assert waits.share_ms == pytest.approx(50 / 3, abs=0.5)
+    assert waits.told_by == ("occasional-input-stall",)
+    assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+def test_stalls_of_any_length_that_ranks_share_are_no_lateness(tmp_path: Path) -> None:
+    """All compile once: 400 ms, one rank 60 more, for which the others wait in the next step."""
+    compiles = "_compile.compile_inner (dynamo_timed)"
+    found = diagnose(tmp_path, what=compiles, away=ALL, away_ms=400.0, longest_ms=460.0)
+    names = ("long_steps_captured", "long_step_kind", "long_step_ranks", "long_step_doing")
+    assert values(found, *names) == ("3", "compile", "every rank", f"the range `{compiles}`")
+    assert found.facts["long_steps_cost_ms"].value == pytest.approx(460 / 5, abs=0.1)
+    assert found.findings[0].rule_id == "slow-captured-step"
+    assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+def test_most_steps_may_be_the_slow_ones(tmp_path: Path) -> None:
+    """From the third of seven complete steps on: 5 of 7 times 24 ms."""
+    found = diagnose(tmp_path, slower_from=2, steps=8)
+    names = ("long_steps_captured", "long_steps_pattern", "long_step_kind", "long_step_ranks")
+    assert values(found, *names) == ("2-6", "from one on", "the same kernels", "every rank")
+    assert found.facts["long_steps_cost_ms"].value == pytest.approx(24 * 5 / 7, abs=0.1)
+
+
+def test_every_other_step_may_be_the_slow_one(tmp_path: Path) -> None:
+    """Of seven complete steps the first, the last, and two between."""
+    log = "train.py(70): log_metrics"
+    found = diagnose(tmp_path, what=log, away=ALL, after_steps=(0, 2, 4, 6), steps=8, away_ms=50.0)
+    names = ("long_steps_captured", "long_steps_period", "long_step_doing")
+    assert values(found, *names) == ("0, 2, 4, 6", 2, "`log_metrics` (`train.py:70`)")
+
+
+def test_one_rank_that_computes_longer_from_one_step_on(tmp_path: Path) -> None:
+    """Its kernels take 84 ms instead of 60 in the last three of six complete steps: 12 of the mean."""
+    found = diagnose(tmp_path, slower_from=3, slower=(2,), steps=7)
+    assert values(found, "straggler_when", "straggler_main_rank") == ("from step 3 on", "2")
+    finding = next(one for one in found.findings if one.rule_id == "rotating-straggler")
+    assert "rank 2 is late from step 3 on; rank 2's kernels take longer then" in finding.message
+    assert finding.fixes[0].change == "nvidia-smi dmon -s pucvt"
+    assert finding.gain is not None
+    assert finding.gain.likely_ms == pytest.approx(12.0, abs=0.2)
+
+
+def test_one_rank_that_is_away_in_every_third_step(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, away=(0,), after_steps=(1, 4, 7), steps=10, away_ms=50.0)
+    assert values(found, "straggler_when") == ("every 3 steps (2, 5, 8)",)
+    assert "; every 3 steps (2, 5, 8)" in next(
+        one.message for one in found.findings if one.rule_id == "rank-zero-work"
+    )
+
+
+@pytest.mark.parametrize("what", ["train.py(70): log_metrics", "nothing"])
+def test_of_two_steps_one_is_long_by_a_tenth_if_it_alone_stands_still(tmp_path: Path, what: str) -> None:
+    found = diagnose(tmp_path, what=what, away=ALL, after_steps=(1,), steps=3, away_ms=30.0)
+    assert values(found, "captured_steps", "long_steps_captured") == (2, "1")
+    assert values(found, "longest_step_pause_ms") == (pytest.approx(31.0, abs=0.1),)
+
+
+def test_of_two_steps_neither_is_long_that_computes_a_third_longer(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, slower_from=1, steps=3)
+    assert values(found, "captured_steps", "long_steps_count") == (2, 0)
+
+
+def test_steps_with_an_update_are_no_slow_ones(tmp_path: Path) -> None:
+    """Every fourth of twelve micro-batches runs the optimizer, for 30 ms."""
+    found = diagnose(tmp_path, steps=13, update_every=4)
+    assert values(found, "long_steps_count") == (0,)
+    assert not {"slow-captured-step", "slow_steps"} & {one.rule_id for one in found.findings}
+
+
+def test_a_long_step_is_compared_with_steps_of_its_kind(tmp_path: Path) -> None:
+    """Of the steps without an update one is 50 ms longer, of those with one none."""
+    found = diagnose(tmp_path, steps=13, update_every=4, away=ALL, after_steps=(5,), away_ms=50.0)
+    assert values(found, "long_steps_captured") == ("5",)
+    assert found.facts["long_step_excess_ms"].value == pytest.approx(50.0, abs=0.1)
 
 
 def test_even_steps_have_no_long_one(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the log of all steps says of when they are slow, and what the captured ones show."""
+"""What the log of all steps says of when they are slow."""
 
 from __future__ import annotations
 
@@ -12,22 +12,12 @@ from tracedoc.run.steplog import HEADER, RECORD, WINDOW
 from tracedoc.testing.cases import draw_log, write_job
 from tracedoc.testing.lanes import parse_lanes
 
-EVEN = "compute 0-60\nallreduce 60-70"
-RANK_2_LATE = """
-    lead: 40
-    compute    0-70  x20
-    allreduce  70-100  64MiB
-    rank 2:
-      compute    0-95  x20
-      allreduce  95-100  64MiB
-"""
 
-
-def diagnose(folder: Path, log: str, lanes: str = EVEN, ranks: int = 2) -> Diagnosis:
-    """Diagnose ranks whose captured steps are numbered from 0."""
-    for builder in parse_lanes(lanes, ranks=ranks):
+def diagnose(folder: Path, log: str) -> Diagnosis:
+    """Diagnose two ranks with this log."""
+    for builder in parse_lanes("compute 0-60\nallreduce 60-70", ranks=2):
         builder.write(folder / f"rank-{builder.rank}.json")
-    write_job(folder, range(ranks), {}, log)
+    write_job(folder, range(2), {}, log)
     return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
 
 
@@ -40,7 +30,6 @@ def test_the_step_from_which_on_a_job_is_slower(tmp_path: Path) -> None:
     assert facts["slow_steps_excess_ms"].value == pytest.approx(20)
     assert facts["slow_steps_cost_ms"].value == pytest.approx(20 * 15 / 40)
     assert facts["step_outliers"].value == 0
-    assert facts["slow_steps_late"].value == "not captured"
     assert facts["slow_steps_period"].unknown == "slow steps do not come at equal distances"
 
 
@@ -60,30 +49,31 @@ def test_a_job_that_gets_faster_or_recovers_is_not_slower(tmp_path: Path, log: s
     assert diagnose(tmp_path, log).facts["slow_steps_pattern"].value == "none"
 
 
-def test_a_change_behind_the_capture_may_be_its_own(tmp_path: Path) -> None:
-    """A window in steps 21 and 22, and 2 s of writing: what is slower behind it may be so for that reason."""
-    diagnose(tmp_path, "100 x21 120 x49")
+def behind_a_window(folder: Path, log: str) -> Diagnosis:
+    """The same with a window in steps 21 and 22, and 2 s of writing."""
+    diagnose(folder, log)
     for rank in range(2):
-        log = draw_log("100 x21 120 x49", rank=rank)
-        began = HEADER.unpack_from(log)[3]
+        logged = draw_log(log, rank=rank)
+        began = HEADER.unpack_from(logged)[3]
         for number, ms in ((0, 2_050), (1, 2_300)):
-            log += RECORD.pack(number, WINDOW, began + ms * 1_000_000, 0)
-        (tmp_path / f"rank-{rank}.steps").write_bytes(log)
-    facts = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1)).facts
+            logged += RECORD.pack(number, WINDOW, began + ms * 1_000_000, 0)
+        (folder / f"rank-{rank}.steps").write_bytes(logged)
+    return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
+
+
+def test_a_change_behind_the_capture_may_be_its_own(tmp_path: Path) -> None:
+    """What is slower behind it may be so for that reason, unless it makes outliers of all steps."""
+    facts = behind_a_window(tmp_path, "100 x21 120 x49").facts
     assert facts["slow_steps_pattern"].value == "none"
+    facts = behind_a_window(tmp_path, "100 x21 160 x49").facts
+    assert facts["slow_steps_pattern"].value == "from one step on"
+    assert facts["slow_steps_excess_ms"].value == pytest.approx(60)
 
 
-def test_captured_steps_name_the_rank_that_is_late_in_slow_ones(tmp_path: Path) -> None:
-    """Every second step takes 100 ms, the others 75. In captured ones, of 100 ms, rank 2 is 25 ms late."""
-    facts = diagnose(tmp_path, "75 100 " * 20, RANK_2_LATE, ranks=4).facts
-    assert (facts["slow_steps_period"].value, facts["slow_steps_start"].value) == (2, 6)
-    assert facts["slow_steps_captured"].value == "0, 2, 4"
-    assert facts["slow_steps_late"].value == "one rank"
-    assert facts["slow_steps_late_rank"].value == "2"
-    assert facts["slow_steps_late_ms"].value == pytest.approx(25)
-
-
-def test_captured_steps_in_which_no_rank_is_late_say_so(tmp_path: Path) -> None:
-    """Every second step takes 70 ms and the others 35; all ranks take 70 ms in the captured ones."""
-    facts = diagnose(tmp_path, "35 70 " * 20, EVEN).facts
-    assert facts["slow_steps_late"].value == "no rank"
+def test_steps_behind_the_capture_that_are_all_slow_are_compared_with_captured_ones(tmp_path: Path) -> None:
+    """The captured steps take 70 ms, and the job 110 ever since: 1.5 times as long, and 40 ms a step."""
+    facts = diagnose(tmp_path, "0 x6 110 x40").facts
+    assert facts["slow_steps_pattern"].value == "from one step on"
+    assert facts["slow_steps_usual_ms"].value == pytest.approx(70)
+    assert facts["slow_steps_cost_ms"].value == pytest.approx(40)
+    assert diagnose(tmp_path, "0 x6 100 x40").facts["slow_steps_pattern"].value == "none"

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import CollectiveRow, Diagnosis
+from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import from_json
 from tracedoc.errors import InputError
 from tracedoc.planner.shape import ModelShape, shape_from_parameters
@@ -27,6 +27,7 @@ from tracedoc.run.job import (
     SEQUENCE,
     TRAINED,
 )
+from tracedoc.tables import CollectiveRow
 
 _ITEM_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "float": 4, "bfloat16": 2, "half": 2}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import BUDGET_PARTS, BudgetParts, Diagnosis, Gain, RankReport, StepBudget
-from tracedoc.predicted import PlanStep, Predicted
+from tracedoc.predicted import PlanStep
 from tracedoc.report.charts.over_time import TimeScale
 from tracedoc.report.view import Segment, segments
 from tracedoc.report.words import STATES
@@ -90,11 +90,6 @@ def gain_bar(gain: Gain | None, step_ms: float) -> RangeBar | None:
     if gain is None or gain.high_ms <= 0 or step_ms <= 0:
         return None
     return _range(gain.mean_step_ms or step_ms, gain.low_ms, gain.high_ms)
-
-
-def predicted_words(predicted: Predicted) -> str:
-    """The step with a fix: ``54.9 -> about 31 ms (29 to 35)``."""
-    return format_step_change(predicted.step_ms[1] + predicted.gain_ms[1], predicted.step_ms)
 
 
 def _range(step_ms: float, low_ms: float, high_ms: float) -> RangeBar:

@@ -8,20 +8,19 @@ from typing import TypeVar
 
 import msgspec
 
-from tracedoc.diagnosis import (
-    CollectiveRow,
-    Diagnosis,
-    FactRecord,
-    HostDetail,
-    KernelRow,
-    PhaseRow,
-    UnitRow,
-    Verdict,
-)
+from tracedoc.diagnosis import Diagnosis, FactRecord, Verdict
 from tracedoc.idle_causes import WORDS
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import phase_name
-from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, format_ranges
+from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
+from tracedoc.units import (
+    format_bytes,
+    format_ms,
+    format_percent,
+    format_quantity,
+    format_ranges,
+    three_digits,
+)
 
 Row = TypeVar("Row")
 Column = tuple[str, bool, Callable[[Row], str]]
@@ -79,7 +78,7 @@ def collective_table(rows: Sequence[CollectiveRow]) -> Table | None:
         ("Transfer", True, lambda row: _ms(row.transfer_ms)),
         ("Arrivals apart", True, lambda row: _ms(row.arrival_spread_ms)),
         ("Mostly last", False, _last),
-        ("Bus bandwidth", True, lambda row: _gbps(row.busbw_gbps)),
+        ("Bus bandwidth", True, _busbw),
         ("Expected", True, lambda row: _gbps(row.expected_gbps)),
     ]
     split = (
@@ -225,6 +224,12 @@ def _gbps(value: float | None) -> str:
     return "" if value is None else format_quantity(value, "gbps")
 
 
+def _busbw(row: CollectiveRow) -> str:
+    if row.busbw_gbps is None and row.least_busbw_gbps:
+        return f"at least {_gbps(row.least_busbw_gbps)}"
+    return _gbps(row.busbw_gbps)
+
+
 def _last(row: CollectiveRow) -> str:
     """Return the rank that came last to more than half of the operations: ``rank 7 (4 of 5)``."""
     total = sum(row.last_arrivals.values())
@@ -251,19 +256,30 @@ def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
         ("Time", True, lambda row: format_ms(row.time_ms)),
         ("Share", True, lambda row: _share(row.time_ms, total)),
     ]
+    if any(row.lost_ms is not None for row in rows):
+        columns += [
+            ("TFLOP/s", True, lambda row: "" if row.tflops is None else three_digits(row.tflops)),
+            ("GB/s", True, lambda row: "" if row.gbps is None else three_digits(row.gbps)),
+            ("Lost", True, lambda row: "" if row.lost_ms is None else format_ms(row.lost_ms)),
+        ]
     return _table(
         "Shares are of the time of all kernels", columns, sorted(rows, key=lambda row: -row.time_ms)
     )
 
 
 class NamedKernel(msgspec.Struct, frozen=True):
-    """One kernel: its short name, its full one, and its calls, time and share of all listed kernels."""
+    """One kernel: its short name, its full one, its calls, time and share of all listed kernels.
+
+    ``lost`` is what it takes beyond what its work takes at what the device reaches; "" where that is not
+    known.
+    """
 
     short: str
     name: str
     calls: int
     time: str
     share: str
+    lost: str
 
 
 class KernelGroup(msgspec.Struct, frozen=True):
@@ -303,6 +319,7 @@ def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
                         row.calls,
                         format_ms(row.time_ms),
                         _share(row.time_ms, total),
+                        "" if row.lost_ms is None else format_ms(row.lost_ms),
                     )
                     for row in sorted(mine, key=lambda row: -row.time_ms)
                 ),

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from tracedoc.charts import Picture, PictureRow
 from tracedoc.diagnosis import Diagnosis
+from tracedoc.report.charts.detail_tables import short_name
 from tracedoc.report.charts.heat_map import waits_mostly_for
 from tracedoc.report.charts.over_time import Ticks, TimeScale
 from tracedoc.report.charts.path_line import PathLine, path_lines, path_words
 from tracedoc.report.clock import CommonClock
+from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView
 from tracedoc.report.words import STATES
 from tracedoc.units import format_ms
@@ -77,7 +80,7 @@ class DrawnRank(msgspec.Struct, frozen=True):
 
 
 class Drawing(msgspec.Struct, frozen=True):
-    """The whole picture; ``legend`` are colours with words, ``path`` the critical path in words."""
+    """The picture: ``legend`` has colours with words, ``path`` is in words, ``names`` a list in JSON."""
 
     caption: str
     rows: tuple[DrawnRank, ...]
@@ -86,6 +89,7 @@ class Drawing(msgspec.Struct, frozen=True):
     span_ms: float
     low: bool
     path: tuple[str, ...]
+    names: str
 
 
 def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | None:
@@ -123,6 +127,7 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
         span_ms=picture.span_ms,
         low=len(rows) > NARROW_ROWS,
         path=path_words(picture.path),
+        names=json.dumps([short_name(name) if "::" in name else one_line(name) for name in picture.names]),
     )
 
 

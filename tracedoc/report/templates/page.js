@@ -70,19 +70,27 @@
     const zoom = (factor, at = (from + to) / 2) => show(at - (at - from) * factor, (to - from) * factor);
     const pan = (share) => show(from + share * (to - from), to - from);
 
+    // The kernels, collectives and gaps at an instant by name, the shortest first.
+    const names = JSON.parse(picture.dataset.names ?? "[]");
+    const calledAt = (row, ms) => {
+      const there = (row.named ?? []).filter(([start, end]) => start <= ms && ms < end);
+      there.sort(([from, to], [start, end]) => (to - from) - (end - start));
+      return there.slice(0, 2).map(([start, end, name]) => `: ${names[name]} (${milliseconds(rounded(end - start))})`).join("");
+    };
+
     // The stretch of a rank at an instant: what is painted last lies on top.
     const stretchAt = (lane, ms) => {
       const row = rowsOfRanks().get(lane.dataset.rank);
       if (!row) return null;
       for (const path of [...lane.querySelectorAll(".states path")].reverse()) {
         const found = (row.spans_ms[path.dataset.name] ?? []).find(([start, end]) => start <= ms && ms < end);
-        if (found) return { words: path.dataset.words, start: found[0], end: found[1] };
+        if (found) return { words: path.dataset.words, start: found[0], end: found[1], called: calledAt(row, ms) };
       }
       return null;
     };
     const sentence = (lane, stretch) => `rank ${lane.dataset.rank}: ${stretch.words}, ` +
       `${milliseconds(rounded(stretch.start))} to ${milliseconds(rounded(stretch.end))} ` +
-      `(${milliseconds(rounded(stretch.end - stretch.start))})`;
+      `(${milliseconds(rounded(stretch.end - stretch.start))})${stretch.called}`;
 
     // With keys: a chosen rank, and an instant on it.
     const lanes = [...picture.querySelectorAll("[data-rank]")];

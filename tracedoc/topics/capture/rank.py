@@ -7,6 +7,7 @@ from tracedoc.step.device import device_name
 from tracedoc.timeline.activity import is_library_operator
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.idle import launches_graphs
+from tracedoc.timeline.script_code import place_around
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.vocabulary import is_backward_node, optimizer_step_class
 from tracedoc.values import Unknown, Value
@@ -35,6 +36,26 @@ def forward_only(timeline: RankTimeline) -> Value:
         return False
     trains = trace.rows_named(lambda name: optimizer_step_class(name) is not None or is_backward_node(name))
     return trains.size == 0 and trace.rows_named(is_library_operator, Kind.CPU_OP).size > 0
+
+
+@rank_fact(unit="text")
+def unused_gpu(timeline: RankTimeline) -> Value:
+    """The GPUs that the trace of a CPU run lists, on which nothing was launched, as "Tesla T4" or
+    "8 Tesla T4"; "none" where it lists none, and where a GPU computes."""
+    devices = timeline.trace.info.devices if timeline.is_cpu else ()
+    if not devices:
+        return "none"
+    name = devices[0].name or "GPU"
+    return f"{len(devices)} {name}" if len(devices) > 1 else name
+
+
+@rank_fact(unit="text", needs=("cpu",))
+def cpu_work_place(timeline: RankTimeline) -> Value:
+    """Where the script calls the longest operator of a CPU run: the innermost function or named range."""
+    trace = timeline.trace
+    rows = trace.rows_named(is_library_operator, Kind.CPU_OP)
+    place = place_around(trace, int(rows[trace.dur_ns[rows].argmax()])) if rows.size else None
+    return str(place) if place is not None else Unknown("no function of the script is in the trace")
 
 
 @rank_fact(unit="text", values=("kernels", "operators"))

@@ -14,7 +14,7 @@ from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import RankJob
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.timeline.collective_roles import Role
+from tracedoc.timeline.collective_roles import Role, is_extra
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.capture.run import recorded
 from tracedoc.topics.host.rank import sync_idle_ms
@@ -218,7 +218,7 @@ def extra_collectives_per_step(run: RunView, digest: RankDigest, step: StepDiges
     loss). Without a captured optimizer only barriers count: where clipping ends cannot be told.
     """
     steps = digest.complete_steps or (step,)
-    numbers = digest.collectives.step[digest.roles == Role.BOOKKEEPING]
+    numbers = digest.collectives.step[is_extra(digest.roles)]
     return statistics.median_low([int((numbers == one.index).sum()) for one in steps])
 
 
@@ -227,14 +227,20 @@ def extra_reductions(run: RunView, digest: RankDigest, step: StepDigest) -> Valu
     """All-reduces and reduces among the calls of ``extra_collectives_per_step``, in the median step."""
     table = digest.collectives
     reduces = table.is_op("all_reduce") | table.is_op("reduce")
-    return int(((digest.roles == Role.BOOKKEEPING) & (table.step == step.index) & reduces).sum())
+    return int((is_extra(digest.roles) & (table.step == step.index) & reduces).sum())
+
+
+@digest_fact(unit="count", needs=("collectives", "host_ops"))
+def extra_before_update(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Norms among the calls of ``extra_collectives_per_step``: between backward pass and optimizer."""
+    return int(rows_of_role(digest, step, Role.NORM).size)
 
 
 @digest_fact(unit="text", needs=("collectives", "host_ops"))
 def extra_collectives(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """The calls of ``extra_collectives_per_step`` in the median step by kind, as "2 barriers"."""
     table = digest.collectives
-    rows = np.flatnonzero((digest.roles == Role.BOOKKEEPING) & (table.step == step.index))
+    rows = np.flatnonzero(is_extra(digest.roles) & (table.step == step.index))
     counts = Counter(table.kinds[kind].op.replace("_", "-") for kind in table.kind[rows].tolist())
     return ", ".join(f"{n} {op if n == 1 else op + 's'}" for op, n in counts.most_common()) or "none"
 
@@ -250,7 +256,7 @@ def extra_collectives_ms(run: RunView, digest: RankDigest, step: StepDigest) -> 
     Their exposed time less waiting for other ranks, and the idle time right behind them in which the
     host, which waited for them, launches again.
     """
-    rows = rows_of_role(digest, step, Role.BOOKKEEPING)
+    rows = rows_of_role(digest, step, Role.BOOKKEEPING, Role.NORM)
     found = exposed_transfer(run, digest, step, rows)
     if isinstance(found, Unknown):
         return found
@@ -341,10 +347,10 @@ def exposed_transfer(
     return NO_PEERS if unsure.total_ns and 2 * unsure.total_ns >= found.total_ns else found
 
 
-def rows_of_role(digest: RankDigest, step: StepDigest, role: Role) -> npt.NDArray[np.intp]:
-    """The collectives of a step that are for one purpose, as rows of the rank's table."""
+def rows_of_role(digest: RankDigest, step: StepDigest, *roles: Role) -> npt.NDArray[np.intp]:
+    """The collectives of a step that are for some purposes, as rows of the rank's table."""
     inside = digest.collectives.in_window(step.start_ns, step.end_ns)
-    return np.flatnonzero((digest.roles == role) & inside)
+    return np.flatnonzero(np.isin(digest.roles, roles) & inside)
 
 
 def rows_of_kind(digest: RankDigest, step: StepDigest, *ops: str) -> npt.NDArray[np.intp]:

@@ -10,15 +10,24 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
-from tracedoc.step.device import half_tflops, judged_peak, tensor_speedup
+from tracedoc.step.device import device_rates, half_tflops, judged_peak, tensor_speedup
+from tracedoc.step.kernel_times import judged_kernels, kernel_times
+from tracedoc.step.program import Waste
+from tracedoc.step.waste import (
+    ATTENTION_OPERATORS,
+    AttentionParts,
+    attention_parts,
+    is_plain,
+    judged_waste_ms,
+    launched_within,
+)
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.host import MATRIX
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.devices import TENSOR_SPEEDUPS
 from tracedoc.trace.distinct import distinct, places_by_value
-from tracedoc.trace.kernels import matrix_format
+from tracedoc.trace.kernels import MATRIX, matrix_format
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
@@ -82,10 +91,8 @@ def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
         return _NO_KERNEL
     total = 0
     for name_id, time in zip(*_time_by_name(timeline, rows), strict=True):
-        name = timeline.trace.names[name_id]
-        found = matrix_format(name) if timeline.events.categories[name_id] in MATRIX else None
-        plain = found is not None and found.tensor_cores is False and found.dtype in ("fp32", "")
-        total += time if plain and "gemv" not in name and "dot_kernel" not in name else 0
+        plain = timeline.events.categories[name_id] in MATRIX and is_plain(timeline.trace.names[name_id])
+        total += time if plain else 0
     return total / 1e6
 
 
@@ -110,6 +117,30 @@ def _saved(timeline: RankTimeline, chosen: Callable[[tuple[float, float]], float
     if isinstance(plain, Unknown) or isinstance(ratio, Unknown):
         return plain
     return plain * max(1.0 - 1.0 / chosen(ratio), 0.0) if chosen(ratio) else 0.0
+
+
+@rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))
+def half_precision_speedup(timeline: RankTimeline) -> Value:
+    """How many times as fast all matrix kernels of the median step are if those in fp32 run in 16 bits.
+
+    These are then three times as fast, which reading and writing leave of larger ratios, and no faster than
+    the device surely is; those on tensor cores stay.
+    """
+    return _speedup_of_all(timeline, 3.0, 1.0)
+
+
+@rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))
+def tf32_speedup(timeline: RankTimeline) -> Value:
+    """The same for TF32: twice as fast, and no faster than half of the rate in 16 bits allows."""
+    return _speedup_of_all(timeline, 2.0, 0.5)
+
+
+def _speedup_of_all(timeline: RankTimeline, most: float, of_half_rate: float) -> Value:
+    used, ratio = tensor_core_frac(timeline), tensor_speedup(timeline)
+    if not isinstance(used, float):
+        return used
+    by = most if isinstance(ratio, Unknown) else min(most, max(ratio[0] * of_half_rate, 1.0))
+    return 1.0 / (used + (1.0 - used) / by)
 
 
 @rank_fact(unit="bool", needs=("gpu",))
@@ -154,6 +185,58 @@ def matrix_dtypes(timeline: RankTimeline) -> Value:
     return ", ".join(f"{name} {format_percent(ns / total)}" for name, ns in ordered if ns >= 0.01 * total)
 
 
+KNOWN_WORK = 0.70
+"""The work must be known of kernels with this share of the time."""
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
+def fusable_ms(timeline: RankTimeline) -> Value:
+    """What kernels of the median step would likely save if those that follow each other were one.
+
+    Counted are kernels that only read and write (elementwise, norms, softmax, sums, copies), follow each
+    other on one stream in one phase, and have as many thread blocks: each a third of its time, for what it
+    reads that the one before has just written, and a sixth of that one's.
+    """
+    return judged_waste_ms(timeline, Waste.FUSION)
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
+def layout_ms(timeline: RankTimeline) -> Value:
+    """Summed time of the median step's kernels that reorder tensors for convolutions, and back."""
+    return judged_waste_ms(timeline, Waste.LAYOUT)
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels", "shapes", "launches"))
+def misfit_ms(timeline: RankTimeline) -> Value:
+    """What the median step's 16-bit products of which a size is no multiple of 8 save at the usual rate.
+
+    That is the rate at which half of the arithmetic of the products whose sizes fit is done, or at less.
+    """
+    return judged_waste_ms(timeline, Waste.SHAPES)
+
+
+@rank_fact(unit="fraction", needs=("gpu", "kernels", "shapes", "launches"))
+def reached_frac(timeline: RankTimeline) -> Value:
+    """How much of what the device reaches in practice the median step's compute kernels reach.
+
+    The time that their work takes at the rates of the device over the time that they take: for each call of
+    an operator the longer of its arithmetic at what the best products reach, and of its bytes at what copies
+    reach. Unknown where the work is known of kernels with less than 70 % of the time, and for devices not in
+    the table.
+    """
+    rates = device_rates(timeline)
+    if isinstance(rates, Unknown):
+        return rates
+    found = kernel_times(timeline)
+    total, known = int(found.length_ns.sum()), ~np.isnan(found.least_ns)
+    if total == 0:
+        return _NO_KERNEL
+    with_work = int(found.length_ns[known].sum())
+    if with_work < KNOWN_WORK * total:
+        return Unknown(f"the work is known of kernels with {format_percent(with_work / total)} of the time")
+    return min(float(found.least_ns[known].sum()) / max(with_work, 1), 1.0)
+
+
 @rank_fact(unit="ms", needs=("launches", "kernels"))
 def queue_lead_ms(timeline: RankTimeline) -> Value:
     """How far the host runs ahead of the GPU: median time from launch to start of the step's kernels."""
@@ -181,17 +264,6 @@ def tensor_core_format(timeline: RankTimeline) -> Value:
     if isinstance(peak, Unknown):
         return peak if isinstance(ratio, Unknown) else "fp16" if ratio in OF_FP16 else "bf16"
     return "bf16" if peak.bf16_tflops else "fp16" if peak.fp16_tflops else Unknown("it has no tensor cores")
-
-
-def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
-    """The rows of the compute kernels that started in the analysed step, in time order."""
-    window, trace, events = timeline.judged, timeline.trace, timeline.events
-    if window is None or timeline.device is None:
-        return np.empty(0, dtype=np.intp)
-    rows = trace.kind_rows_between(Kind.KERNEL, window.start_ns, window.end_ns)
-    classes = events.classes[np.searchsorted(events.rows, rows)]
-    found: npt.NDArray[np.intp] = rows[(trace.device[rows] == timeline.device) & (classes == COMPUTE)]
-    return found
 
 
 def _time_by_name(timeline: RankTimeline, rows: npt.NDArray[np.intp]) -> tuple[list[int], list[int]]:
@@ -235,15 +307,6 @@ def peak_tf32_tflops(timeline: RankTimeline) -> Value:
 # -- attention in parts
 
 
-_BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::bmm.out"})
-
-_SINGLE = frozenset(
-    {"aten::mm", "aten::addmm", "aten::addmm_", "aten::_scaled_mm", "aten::mv", "aten::addmv"}
-)
-
-_SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data"})
-
-
 @rank_fact(unit="count", needs=("host_ops",))
 def unfused_attention_calls(timeline: RankTimeline) -> Value:
     """Softmaxes of the median step between two batched matrix products, both passes: attention in parts."""
@@ -277,45 +340,26 @@ def unfused_attention_ms(timeline: RankTimeline) -> Spans | Unknown:
             mine = threads == thread
             spans = spans | Spans.of(starts[mine], ends[mine])
         return (spans & activity.compute).clip(window.start_ns, window.end_ns)
-    if threads.size == 0:
-        return Spans.empty()
     mine = np.flatnonzero((events.classes == COMPUTE) & events.linked & (events.device == timeline.device))
-    launched, thread_of = events.launch_ns[mine], trace.thread[events.launch_rows[mine]]
-    inside = np.zeros(mine.size, dtype=bool)
-    for thread in distinct(threads).tolist():
-        between = Spans.of(starts[threads == thread], ends[threads == thread])
-        inside |= (thread_of == thread) & (between.covered_ns(launched, launched + 1) > 0)
-    mine = mine[inside]
+    mine = mine[launched_within(trace, found, events.launch_rows[mine])]
     return Spans.of(events.start_ns[mine], events.end_ns[mine]).clip(window.start_ns, window.end_ns)
 
 
-_Parts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.integer]]
-
-
-def _parts(timeline: RankTimeline) -> _Parts | Unknown:
-    """The host time from the first to the second product of each attention, and its thread.
-
-    An attention is a softmax whose nearest matrix products on its thread are both batched, in one step.
-    """
-    step, trace = timeline.judged_host_step, timeline.trace
+def _parts(timeline: RankTimeline) -> AttentionParts | Unknown:
+    """The attentions in parts of the analysed step."""
+    step = timeline.judged_host_step
     if step is None:
         return NO_STEP
-    kinds = np.zeros(len(trace.names), dtype=np.int8)
-    for index, name in enumerate(trace.names):
-        kinds[index] = 1 if name in _BATCHED else 2 if name in _SINGLE else 3 if name in _SOFTMAX else 0
-    rows = trace.rows_of_names(kinds > 0, Kind.CPU_OP)
-    rows = rows[(trace.ts_ns[rows] >= step.start_ns) & (trace.ts_ns[rows] < step.end_ns)]
-    if rows.size == 0 and timeline.trace.named(lambda name: name.startswith("Torch-Compiled")).any():
-        return Unknown("compiled code names no operators")
-    rows = rows[np.lexsort((trace.ts_ns[rows], trace.thread[rows]))]
-    kind, thread = kinds[trace.name[rows]], trace.thread[rows]
-    middle = np.flatnonzero(kind == 3)
-    middle = middle[(middle > 0) & (middle < rows.size - 1)]
-    before, after = middle - 1, middle + 1
-    whole = (kind[before] == 1) & (kind[after] == 1)
-    whole &= (thread[before] == thread[middle]) & (thread[after] == thread[middle])
-    chosen = middle[whole]
-    return trace.end_ns[rows[chosen - 1]], trace.ts_ns[rows[chosen + 1]], thread[chosen]
+    trace = timeline.trace
+    starts, ends, threads = attention_parts(trace)
+    mine = (starts >= step.start_ns) & (starts < step.end_ns)
+    called = trace.ts_ns[trace.rows_named(ATTENTION_OPERATORS.__contains__, Kind.CPU_OP)]
+    compiled = not ((called >= step.start_ns) & (called < step.end_ns)).any() and (
+        trace.named(lambda name: name.startswith("Torch-Compiled")).any()
+    )
+    return (
+        Unknown("compiled code names no operators") if compiled else (starts[mine], ends[mine], threads[mine])
+    )
 
 
 # -- beside communication

@@ -10,11 +10,11 @@ import numpy as np
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.step.device import half_tflops
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.flops import COUNTERS, extents_of
-from tracedoc.timeline.host import MATRIX
+from tracedoc.timeline.kernel_work import KernelWork
 from tracedoc.timeline.launches import NO_ROW
-from tracedoc.trace.columns import Kind
-from tracedoc.trace.distinct import distinct
+from tracedoc.timeline.operator_work import extents_of
+from tracedoc.timeline.phases import Phase
+from tracedoc.trace.kernels import MATRIX
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
@@ -32,19 +32,20 @@ HALF_TYPES = ("c10::BFloat16", "c10::Half", "BFloat16", "Half")
 
 
 class MatrixWork(msgspec.Struct, frozen=True):
-    """The matrix operations of one host step: FLOPs in all, and those on 16-bit inputs."""
+    """The matrix operations of one host step: FLOPs in all, on 16-bit inputs, and of what is recomputed."""
 
     flops: float
     half_flops: float
+    again_flops: float
 
 
 @rank_fact(unit="tflops", needs=("shapes", "kernels", "launches"))
 def model_tflops(timeline: RankTimeline) -> Value:
     """Floating-point operations of the median step's matrix work per second, in 1e12.
 
-    Counted from the shapes of matrix products (2 M N K) and fused attention (4 B H S T D forward, 2.5 times
-    that backward), as they ran: recomputed activations count too, the causal mask does not. Unknown where
-    the counted operators launched less than 80 % of the matrix kernels' time (convolutions are not counted).
+    Counted from the shapes of matrix products (2 M N K), convolutions and fused attention (4 B H S T D
+    forward, 2.5 times that backward), as they ran: recomputed activations count too, the causal mask does
+    not. Unknown where the counted operators launched less than 80 % of the matrix kernels' time.
     """
     work, budget = _matrix_work(timeline), timeline.judged_budget
     if isinstance(work, Unknown) or budget is None or budget.window_ns == 0:
@@ -54,10 +55,20 @@ def model_tflops(timeline: RankTimeline) -> Value:
 
 @rank_fact(unit="fraction", needs=("shapes", "kernels", "launches"))
 def mfu_frac(timeline: RankTimeline) -> Value:
-    """Model FLOP/s utilisation: :func:`model_tflops` over the dense 16-bit peak of the device.
+    """Model FLOP/s utilisation: :func:`hfu_frac` without what the backward pass computes again."""
+    return _utilisation(timeline, lambda work: work.flops - work.again_flops)
+
+
+@rank_fact(unit="fraction", needs=("shapes", "kernels", "launches"))
+def hfu_frac(timeline: RankTimeline) -> Value:
+    """Hardware FLOP/s utilisation: :func:`model_tflops` over the dense 16-bit peak of the device.
 
     Unknown for devices that are not in the table, and where half of the work or more is not 16-bit.
     """
+    return _utilisation(timeline, lambda work: work.flops)
+
+
+def _utilisation(timeline: RankTimeline, flops: Callable[[MatrixWork], float]) -> Value:
     work, budget = _matrix_work(timeline), timeline.judged_budget
     if isinstance(work, Unknown):
         return work
@@ -68,7 +79,7 @@ def mfu_frac(timeline: RankTimeline) -> Value:
         return Unknown("most matrix work is not in 16 bits; its peak depends on the TF32 setting")
     if budget is None or budget.window_ns == 0:
         return Unknown("no step can be judged")
-    return work.flops / budget.window_ns / 1e3 / half_peak
+    return flops(work) / budget.window_ns / 1e3 / half_peak
 
 
 @rank_fact(unit="count", needs=("shapes", "host_ops"))
@@ -117,9 +128,10 @@ def _first_batch(timeline: RankTimeline) -> Batch | Unknown:
     step, trace = timeline.judged_host_step, timeline.trace
     if step is None:
         return Unknown("the host's steps are not known")
-    rows = sorted(row for row in trace.shapes if step.start_ns <= int(trace.ts_ns[row]) < step.end_ns)
+    shaped = trace.shapes.rows
+    shaped = shaped[(trace.ts_ns[shaped] >= step.start_ns) & (trace.ts_ns[shaped] < step.end_ns)]
     for names, argument, length in BATCH_OPERATORS:
-        of_kind = [row for row in rows if trace.row_name(row) in names]
+        of_kind = shaped[trace.named_among(shaped, names.__contains__)].tolist()
         sized = [row for row in of_kind if extents_of(trace.shapes[row].dims, argument, length)]
         if not sized:
             continue
@@ -144,54 +156,38 @@ def _forward_passes(timeline: RankTimeline, start_ns: int, end_ns: int) -> int |
 
 
 def _matrix_work(timeline: RankTimeline) -> MatrixWork | Unknown:
-    step, trace = timeline.judged_host_step, timeline.trace
+    step, trace, work = timeline.judged_host_step, timeline.trace, timeline.work
     if step is None:
         return Unknown("the host's steps are not known")
-    counted = []
-    flops = half = 0.0
-    for row, shapes in trace.shapes.items():
-        if not step.start_ns <= int(trace.ts_ns[row]) < step.end_ns:
-            continue
-        count = COUNTERS.get(trace.row_name(row))
-        amount = count(shapes.dims) if count is not None else None
-        if amount is None:
-            continue
-        counted.append(row)
-        flops += amount
-        if shapes.types and shapes.types[0] in HALF_TYPES:
-            half += amount
-    if not counted:
+    if work is None:
+        return Unknown("the work of kernels could not be told")
+    operators = work.operators
+    called = trace.ts_ns[operators.rows]
+    inside = np.flatnonzero(operators.is_matrix & (called >= step.start_ns) & (called < step.end_ns))
+    if not inside.size:
         return Unknown("no matrix operation carries its shape")
-    share = _explained_share(timeline, np.sort(np.array(counted, dtype=np.intp)))
+    share = _explained_share(timeline, work)
     if share < EXPLAINED_SHARE:
         return Unknown(f"operators with shapes launched {format_percent(share)} of the matrix kernels' time")
-    return MatrixWork(flops, half)
+    types = [trace.shapes[row].types[:1] for row in operators.rows[inside].tolist()]
+    half = np.array([bool(one) and one[0] in HALF_TYPES for one in types])
+    phases, flops = timeline.phases, operators.flops[inside]
+    again = 0.0 if phases is None else flops[phases.at(called[inside]) == Phase.RECOMPUTE].sum()
+    return MatrixWork(float(flops.sum()), float(flops[half].sum()), float(again))
 
 
-def _explained_share(timeline: RankTimeline, operators: np.ndarray) -> float:
-    """The share of the analysed step's matrix-kernel time that was launched inside ``operators``."""
+def _explained_share(timeline: RankTimeline, work: KernelWork) -> float:
+    """The share of the analysed step's matrix-kernel time that operators with known work launched."""
     trace, events = timeline.trace, timeline.events
     position = timeline.position_of(timeline.judged) if timeline.judged is not None else None
     matrix = np.zeros(len(trace.names), dtype=bool)
     for name_id, category in events.categories.items():
         matrix[name_id] = category in MATRIX
-    wanted = matrix[trace.name[events.rows]] & (trace.kind[events.rows] == int(Kind.KERNEL))
+    wanted = matrix[trace.name[events.rows]] & events.kernels
     if position is not None:
         wanted &= timeline.step_position == position
-    total = int(trace.dur_ns[events.rows[wanted]].sum())
-    if total == 0:
-        return 0.0
-    explained = 0
-    launches = events.launch_rows[wanted]
-    durations = trace.dur_ns[events.rows[wanted]]
-    linked = launches != NO_ROW
-    launches, durations = launches[linked], durations[linked]
-    for thread in distinct(trace.thread[operators]):
-        outer = operators[trace.thread[operators] == thread]
-        mine = trace.thread[launches] == thread
-        starts = trace.ts_ns[launches[mine]]
-        index = np.searchsorted(trace.ts_ns[outer], starts, side="right") - 1
-        holder = outer[np.maximum(index, 0)]
-        inside = (index >= 0) & (starts < trace.end_ns[holder])
-        explained += int(durations[mine][inside].sum())
-    return explained / total
+    rows = events.rows[wanted]
+    lengths = trace.dur_ns[rows]
+    explained = work.of(rows)[0] != NO_ROW
+    total = int(lengths.sum())
+    return int(lengths[explained].sum()) / total if total else 0.0

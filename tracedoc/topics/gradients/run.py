@@ -12,6 +12,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
+from tracedoc.timeline.collective_roles import is_extra
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.strategy_signs import plain_dtype
 from tracedoc.topics.capture.run import recorded
@@ -92,8 +93,9 @@ def gradient_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
 def beside_gradients_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
     """Exposed time of the median step's collectives that reduce no gradients, less known waiting.
 
-    In DDP these are buffers, metrics and barriers. What layers exchange as part of the model is not counted:
-    all-to-alls, sends and receives, and reduce-scatters.
+    In DDP these are buffers, and what the script or a layer exchanges by itself. Not counted is what layers
+    exchange as part of the model (all-to-alls, sends and receives, reduce-scatters), nor barriers and small
+    messages (:func:`extra_collectives_ms`).
     """
     ops = {kind.op for kind in digest.collectives.kinds} - MODEL_OPS
     return run.exposed_transfer(digest, step, _rows_beside(digest, step, ops))
@@ -265,9 +267,9 @@ def _longest_beside(run: RunView, digest: RankDigest, step: StepDigest) -> tuple
 
 
 def _rows_beside(digest: RankDigest, step: StepDigest, ops: set[str]) -> npt.NDArray[np.intp]:
-    """The step's collectives of these kinds that reduce no gradients."""
+    """The step's collectives of these kinds that reduce no gradients, and are no bookkeeping."""
     rows = rows_of_kind(digest, step, *ops)
-    return np.asarray(rows[~digest.gradients[rows]])
+    return np.asarray(rows[~digest.gradients[rows] & ~is_extra(digest.roles[rows])])
 
 
 def _rows(digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:

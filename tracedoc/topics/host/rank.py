@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact, total_ms
 from tracedoc.spans import Spans
+from tracedoc.step.kernel_times import judged_kernels
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.script_code import place_around
@@ -24,7 +25,6 @@ from tracedoc.timeline.stalls import (
     short_kernel_idle,
 )
 from tracedoc.timeline.steps import HostStep
-from tracedoc.topics.compute.rank import judged_kernels
 from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace

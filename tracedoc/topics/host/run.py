@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tracedoc.facts.catalog import RankFact, manifest_fact, of_manifest, run_fact
@@ -230,7 +230,9 @@ def item_call_sites(run: RunView) -> Value:
 
 @run_fact(unit="text")
 def barrier_code(run: RunView) -> Value:
-    """The function of the script that calls most barriers, or exchanges most pickled objects, else "none".
+    """The function of the script in which ranks meet most often, else "none".
+
+    Counted are barriers, reductions, exchanges of pickled objects and ``full_tensor()``.
 
     From the same step as :func:`item_call_sites`.
     """
@@ -289,11 +291,21 @@ def fair_threads(run: RunView) -> dict[str, Value]:
 
     Ranks of a host that name the same cores share them.
     """
+    fair, unknown = _fair_threads(run), Unknown("the manifest has no cores")
+    return {str(digest.rank): fair.get(digest.rank, unknown) for digest in run.digests}
+
+
+def _fair_threads(run: RunView) -> dict[int, int]:
     ranks = run.job.ranks if run.job is not None else ()
     sharing = Counter((one.host, one.affinity) for one in ranks)
-    fair = {one.rank: max(one.cores // sharing[one.host, one.affinity], 1) for one in ranks if one.cores}
-    unknown = Unknown("the manifest has no cores")
-    return {str(digest.rank): fair.get(digest.rank, unknown) for digest in run.digests}
+    return {one.rank: max(one.cores // sharing[one.host, one.affinity], 1) for one in ranks if one.cores}
+
+
+def crowded(run: RunView, rank: int) -> bool:
+    """Whether a rank is known to use more threads for an operator than it has cores of its own."""
+    job = run.job.rank(rank) if run.job is not None else None
+    cores = _fair_threads(run).get(rank)
+    return job is not None and job.threads is not None and cores is not None and job.threads > cores
 
 
 _NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest has no times of threads")
@@ -334,21 +346,28 @@ def script_code(run: RunView) -> dict[str, Value]:
 
 @run_fact(unit="ms", scope="rank", needs=("host_ops", unexplained_idle_ms))
 def script_code_ms(run: RunView) -> dict[str, Value]:
-    """Time of the median step in which no operator runs because the host is in :func:`script_code`, at most.
+    """Time of a step in which no operator runs because the host is in :func:`script_code`, at most.
 
     As long as the function took in the steps with stacks, on the rank where it was shortest, and at most as
-    long as no operator runs in the median step of the rank that has least of that: all ranks run one script,
-    and what one of them does alone makes it a straggler. 0 on a rank without a function, and on GPUs
-    (:func:`host_away_idle_ms`).
+    long as no operator runs in the mean captured step of the rank that has most of that: the others wait for
+    it. What one rank does alone makes it a straggler. 0 on a rank without a function,
+    and on GPUs (:func:`host_away_idle_ms`).
     """
-    return _script_times(run, lambda digest: 1.0)
+
+    def over_steps(digest: RankDigest) -> float:
+        idle = [step.budget.idle_ns for step in digest.complete_steps]
+        judged = digest.judged_step.budget.idle_ns if digest.judged_step is not None else 0
+        return sum(idle) / len(idle) / judged if idle and judged else 1.0
+
+    return _script_times(run, over_steps, max)
 
 
 @run_fact(unit="ms", scope="rank", needs=("host_ops", core_wait_frac, unexplained_idle_ms))
 def script_code_running_ms(run: RunView) -> dict[str, Value]:
-    """:func:`script_code_ms` without the share of time that each rank waits for a core (``core_wait_frac``).
+    """:func:`script_code_ms` on the rank that has least, without what waits for a core (``core_wait_frac``).
 
-    A thread that is taken off its core is stopped at any place of the step, outside operators too.
+    All ranks run one script, so that the idle time of each counts. A thread that is taken off
+    its core is stopped at any place of the step, outside operators too.
     """
     waits = core_wait_frac.by_rank(run)
 
@@ -356,7 +375,7 @@ def script_code_running_ms(run: RunView) -> dict[str, Value]:
         wait = waits[str(digest.rank)]
         return 1.0 - wait if isinstance(wait, float) else 1.0
 
-    return _script_times(run, running)
+    return _script_times(run, running, min)
 
 
 def _script_place(run: RunView, rank: int) -> CodePlace | None:
@@ -370,7 +389,9 @@ def _script_place(run: RunView, rank: int) -> CodePlace | None:
     return code_place(run, rank, 0.0, loading=False)
 
 
-def _script_times(run: RunView, share: Callable[[RankDigest], float]) -> dict[str, Value]:
+def _script_times(
+    run: RunView, share: Callable[[RankDigest], float], of: Callable[[Iterable[float]], float]
+) -> dict[str, Value]:
     quiet = []
     for digest in run.digests:
         idle_ms = unexplained_idle_ms.of(digest)
@@ -381,7 +402,7 @@ def _script_times(run: RunView, share: Callable[[RankDigest], float]) -> dict[st
             }
         quiet.append(float(idle_ms) * share(digest))
     places = {str(digest.rank): _script_place(run, digest.rank) for digest in run.digests}
-    return {rank: min(place.time_ns / 1e6, *quiet) if place else 0.0 for rank, place in places.items()}
+    return {rank: min(place.time_ns / 1e6, of(quiet)) if place else 0.0 for rank, place in places.items()}
 
 
 @run_fact(unit="bool", scope="rank", needs=("launches",))

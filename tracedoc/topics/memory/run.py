@@ -31,7 +31,7 @@ def tensor_memory_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Va
 
     Allocated, not reserved: what torch's allocator holds without need is free to be used. NCCL's buffers,
     the driver and other libraries are not in it. From the manifest, else of the captured steps alone, where
-    the profiler recorded memory.
+    the profiler recorded memory. Of a CPU run it is what all ranks of a host took, over that of the host.
     """
     memory = _memory(run, digest)
     return memory.peak_allocated / memory.total if memory.total and memory.peak_allocated else NO_MEMORY
@@ -118,6 +118,11 @@ def _unsharded(run: RunView) -> dict[int, Fit]:
 def _memory(run: RunView, digest: RankDigest) -> Memory:
     """The memory of a rank's GPU and its peak: from the manifest, else as the profiler recorded it."""
     entry = run.job.rank(digest.rank) if run.job is not None else None
+    if digest.is_cpu:
+        if run.job is None or entry is None:
+            return Memory()
+        peaks = [one.memory.host_peak or 0 for one in run.job.ranks if one.host == entry.host]
+        return Memory(entry.memory.host_total, peak_allocated=sum(peaks) if all(peaks) else None)
     if entry is not None and entry.memory.total and entry.memory.peak_allocated is not None:
         return entry.memory
     total, peak = device_memory_bytes.of(digest), peak_allocated_bytes.of(digest)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import digest_fact, run_fact
+from tracedoc.ranks.code_places import place_alone
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_roles import Role
 from tracedoc.topics.communication.run import exposed_transfer, rows_of_kind, rows_of_role, total_bytes
-from tracedoc.topics.host.rank import launch_pace_idle_ms
 from tracedoc.topics.links.run import leaves_node
-from tracedoc.topics.pipeline.balance import balanced_gain_ns, even_gain_ns, slow_workers
+from tracedoc.topics.pipeline.balance import balanced_gain_ns
 from tracedoc.topics.pipeline.stages import Pipeline, pipeline
 from tracedoc.values import Unknown, Value
 
@@ -72,10 +72,37 @@ def stage_longer_at(run: RunView) -> dict[str, Value]:
 
     def longer_at(found: Pipeline, number: int) -> Value:
         longer = found.stage_ns[number] - np.delete(found.stage_ns, number).mean()
-        away = found.stage_away_ns[number] - np.delete(found.stage_away_ns, number).mean()
+        away = _away_longer_ns(found, number)
         return "host" if away > 0 and away >= longer / 2 else "compute"
 
     return _by_rank(run, longer_at)
+
+
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def stage_away_ms(run: RunView) -> dict[str, Value]:
+    """How much longer than on the other stages no operator runs on this rank's in a step of a CPU run."""
+    return _by_rank(run, lambda found, number: max(_away_longer_ns(found, number), 0.0) / 1e6)
+
+
+@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank", stage, stage_away_ms))
+def stage_code(run: RunView) -> dict[str, Value]:
+    """The function of the script in which a rank is longer than those of other stages, or "none".
+
+    It makes half of :func:`stage_away_ms`, by the stacks of both.
+    """
+    stages = stage(run)
+
+    def code(rank: str, away_ms: Value) -> Value:
+        if not isinstance(away_ms, float) or away_ms <= 0:
+            return "none"
+        peers = [int(other) for other, number in stages.items() if number != stages[rank]]
+        return str(place_alone(run, int(rank), peers, away_ms, loading=False)[0] or "none")
+
+    return {rank: code(rank, away_ms) for rank, away_ms in stage_away_ms(run).items()}
+
+
+def _away_longer_ns(found: Pipeline, number: int) -> float:
+    return float(found.stage_away_ns[number] - np.delete(found.stage_away_ns, number).mean())
 
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank"))
@@ -105,45 +132,13 @@ def pipeline_schedule_bubble_frac(run: RunView) -> Value:
     return (stages - 1) / (found.micro_batches + stages - 1)
 
 
-@run_fact(unit="ms", needs=("collectives", "multi_rank", launch_pace_idle_ms, pipeline_schedule_bubble_frac))
-def pipeline_bubble_excess_ms(run: RunView) -> Value:
-    """How much longer a step is than the schedule asks for with equal stages and micro-batches.
-
-    That is the mean step less what the passes of the mean stage and the schedule's own bubble take, and
-    less what unequal stages, slow ranks, micro-batches and late launches (on the rank that has most of them)
-    cost: sends and receives that nothing hides, pauses, the optimizer.
-    """
-    found, bubble = pipeline(run), pipeline_schedule_bubble_frac(run)
-    if found is None or isinstance(bubble, Unknown):
-        return bubble
-    if found.micro_batches < 2:
-        return Unknown("with one micro-batch the stages take turns")
-    if run.digests[0].is_cpu:
-        return Unknown("processes that share cores wait for each other beyond what the schedule asks for")
-    balanced, even = balanced_gain_ns(run), even_gain_ns(run)
-    if balanced is None or even is None or run.representative_digest is None:
-        return NO_PIPELINE
-    judged = run.representative_digest.judged_step
-    if judged is None:
-        return Unknown("no step is known")
-    slow = max((float(worker.gain_ns.mean()) for worker in slow_workers(run)), default=0.0)
-    ideal = float(found.stage_ns.mean()) / (1.0 - float(bubble))
-    rest = (
-        judged.budget.window_ns
-        - ideal
-        - slow
-        - 1e6 * max(_late_launches_ms(run), default=0.0)
-        - max(float(balanced.mean()), 0.0)
-        - max(float(even.mean()), 0.0)
-    )
-    return max(rest, 0.0) / 1e6
-
-
-def _late_launches_ms(run: RunView) -> Iterator[float]:
-    for digest in run.digests:
-        idle = launch_pace_idle_ms.of(digest)
-        if isinstance(idle, (int, float)):
-            yield float(idle)
+@run_fact(unit="ms", needs=("collectives", "multi_rank", pipeline_schedule_bubble_frac))
+def pipeline_schedule_bubble_ms(run: RunView) -> Value:
+    """What a rank waits by the schedule (:func:`pipeline_schedule_bubble_frac`) beside the mean passes."""
+    found, share = pipeline(run), pipeline_schedule_bubble_frac(run)
+    if found is None or isinstance(share, Unknown):
+        return share
+    return float(found.stage_ns.mean()) / 1e6 * float(share) / (1.0 - float(share))
 
 
 def _of(run: RunView, measure: Callable[[Pipeline], Value]) -> Value:

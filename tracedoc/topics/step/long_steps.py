@@ -11,7 +11,7 @@ from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_tog
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing
+from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
@@ -26,14 +26,21 @@ INVOLVED = 0.5
 LASTING = 2.0
 """Steps that are slower from one on are longer than usual by amounts that differ by less than this factor."""
 
+LEAST_IN_ORDER = 3
+"""So many long steps at equal distances are regular: two always are."""
+
 KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
 """What a long step has more than the usual one."""
 
 SLOWER = "the same kernels"
 """Stands for compute that takes longer, though the step launches the same work."""
 
-PATTERNS = ("one", "several", "from one on")
-"""How captured long steps lie."""
+LASTS = ("regular", "from one on")
+
+PATTERNS = ("one", "several", *LASTS)
+"""How captured long steps lie; where they last, they are no accident."""
+
+OF_LONGEST = (longest_step_doing, longest_step_pause_ms)
 
 NONE = Unknown("no captured step is far longer than the others")
 
@@ -44,7 +51,7 @@ class LongSteps(msgspec.Struct, frozen=True, eq=False):
     """The steps that every rank captured whole, as columns in ms: which of them are far longer.
 
     ``late_ms`` is what late ranks cost each, ``excess_ms`` how much longer than usual each is without that;
-    ``far`` marks those that are far longer.
+    ``far`` marks those that are far longer. A stall that ranks share is no lateness, however long each is.
     """
 
     steps: tuple[int, ...]
@@ -73,18 +80,66 @@ class WhyLong(msgspec.Struct, frozen=True):
 
 @once
 def long_steps(run: RunView) -> LongSteps:
-    """The captured steps compared with the usual one, the lower median."""
+    """The captured steps compared with the usual one of their kind: with an update, or without one."""
     lengths = _lengths_ms(run)
     steps = tuple(sorted(lengths))
     length = np.array([lengths[step] for step in steps])
     late = late_ms_of(run, steps)
-    if not steps:
-        return LongSteps(steps, length, late, length, np.zeros(0, dtype=bool))
-    usual = float(np.sort(length)[(length.size - 1) // 2])
-    excess = length - usual - np.maximum(late - np.median(late), 0.0)
-    spread = float(np.sort(np.abs(length - usual))[(length.size - 1) // 2])
-    far = excess > max((LONGER_OF_TWO if len(steps) == 2 else LONGER) * usual, LONGER_SPREADS * spread)
+    excess, lost, more_late = (np.zeros(len(steps)) for _ in range(3))
+    far = np.zeros(len(steps), dtype=bool)
+    updates = np.array([_updates(run.digests[0], step) for step in steps], dtype=bool)
+    least = LONGER if len(steps) > 2 or _is_explained(run) else LONGER_OF_TWO
+    for mine in (updates, ~updates):
+        if mine.any():
+            longer = length[mine] - length[mine].min()
+            more_late[mine] = np.maximum(late[mine] - _lower_median(late[mine]), 0.0)
+            lost[mine] = np.minimum(more_late[mine], longer)
+            usual, spread = _usual(length[mine] - lost[mine], np.array(steps)[mine])
+            excess[mine] = length[mine] - lost[mine] - usual
+            far[mine] = excess[mine] > max(least * usual, LONGER_SPREADS * spread)
+    # Where all ranks are away, those that are longest come late there and in the step that follows.
+    for place in np.flatnonzero(far).tolist():
+        both = slice(place, place + 2)
+        if more_late[both].sum() <= excess[place]:
+            excess[place] += lost[both].sum()
+            late[both] -= more_late[both]
     return LongSteps(steps, length, late, excess, far)
+
+
+def _lower_median(values: Times) -> float:
+    return float(np.sort(values)[(values.size - 1) // 2])
+
+
+def _usual(length: Times, numbers: NDArray[np.int64]) -> tuple[float, float]:
+    """The length of the usual step in ms, and by how much the others differ from it.
+
+    It is the lower median. Where most steps are longer than some by about as much, and their order shows that
+    this is no accident, the shorter ones are the usual ones.
+    """
+    ordered = np.sort(length)
+    shorter = ordered[: int(np.diff(ordered).argmax()) + 1] if ordered.size > 1 else ordered
+    longer = length > shorter[-1]
+    usual = _lower_median(length)
+    likely = np.full(length.size, usual)
+    if shorter.size > 1 and 2 * longer.sum() > length.size and _lie(longer, length - usual, numbers) in LASTS:
+        usual = _lower_median(shorter)
+        likely = np.where(longer, _lower_median(length[longer]), usual)
+    return usual, _lower_median(np.abs(length - likely))
+
+
+def _is_explained(run: RunView) -> bool:
+    """Whether a rank's longest step does something that its others do not, for half of what it is longer."""
+    for digest in run.digests:
+        doing, pause = longest_step_doing.of(digest), longest_step_pause_ms.of(digest)
+        if isinstance(doing, str) or (isinstance(pause, float) and pause > 0):
+            return True
+    return False
+
+
+def _updates(digest: RankDigest, index: int) -> bool:
+    """Whether the optimizer runs in a step of a rank; also where that is not known."""
+    places = [place for place, step in enumerate(digest.steps) if step.index == index]
+    return digest.work is None or not places or bool(digest.work.updates[places[0]])
 
 
 @once
@@ -117,21 +172,29 @@ def _more_ns(digest: RankDigest, far: tuple[int, ...]) -> dict[str, float]:
 
     All of them together: the step in which a rank is away is the next one of ranks that wait for it.
     """
-    long: list[dict[str, float]] = []
-    others: list[dict[str, float]] = []
-    for step in digest.complete_steps:
-        (long if step.index in far else others).append(_parts_ns(step))
-    usual = {kind: float(np.median([one[kind] for one in others])) if others else 0.0 for kind in KINDS}
-    return {kind: sum(max(one[kind] - usual[kind], 0.0) for one in long) for kind in KINDS}
+    long, others = _long_and_others(digest, far)
+    rest = [_parts_ns(digest.steps[place]) for place in others]
+    usual = {kind: float(np.median([one[kind] for one in rest])) if rest else 0.0 for kind in KINDS}
+    parts = [_parts_ns(digest.steps[place]) for place in long]
+    return {kind: sum(max(one[kind] - usual[kind], 0.0) for one in parts) for kind in KINDS}
+
+
+def _long_and_others(digest: RankDigest, far: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """The places of a rank's long steps, and of its others of the same kind."""
+    long = [place for place, step in enumerate(digest.steps) if step.complete and step.index in far]
+    kinds = {_updates(digest, digest.steps[place].index) for place in long}
+    others = [
+        place
+        for place, step in enumerate(digest.steps)
+        if step.complete and step.index not in far and _updates(digest, step.index) in kinds
+    ]
+    return long, others
 
 
 def _same_work(digest: RankDigest, far: tuple[int, ...]) -> bool:
     """Whether long steps launch as many kernels and thread blocks as the others; of CPUs not known."""
-    if digest.work is None or digest.is_cpu:
-        return False
-    long = np.array([step.complete and step.index in far for step in digest.steps])
-    others = np.array([step.complete and step.index not in far for step in digest.steps])
-    if not long.any() or not others.any():
+    long, others = _long_and_others(digest, far)
+    if digest.work is None or digest.is_cpu or not long or not others:
         return False
     counts = (digest.work.kernels, digest.work.blocks)
     return all(abs(of[long].mean() - of[others].mean()) <= SAME_AMOUNT * of[others].mean() for of in counts)
@@ -164,18 +227,19 @@ def late_ms_of(run: RunView, steps: tuple[int, ...]) -> Times:
     return np.maximum(gains_together(run, StartPolicy.MEDIAN, steps), 0) / 1e6
 
 
-@run_fact(unit="text")
+@run_fact(unit="text", needs=OF_LONGEST)
 def long_steps_captured(run: RunView) -> Value:
     """The captured steps far longer than the usual one: by a tenth, and by five times what others differ.
 
-    Of two steps by half. Usual is the lower median; what late ranks cost a step more than the median is no
-    part of its length.
+    Of two steps by half, unless one alone does something, or pauses. Usual is the lower median, of steps with
+    an update and without one apart; where most steps are longer, at equal distances or from one on, it is
+    that of the others. What late ranks cost a step more than usual is no part of its length.
     """
     found = long_steps(run)
     return format_ranges(found.numbers) if found.far.any() else NONE
 
 
-@run_fact(unit="count")
+@run_fact(unit="count", needs=OF_LONGEST)
 def long_steps_count(run: RunView) -> Value:
     """How many captured steps are far longer than the usual one (:func:`long_steps_captured`)."""
     found = long_steps(run)
@@ -184,42 +248,69 @@ def long_steps_count(run: RunView) -> Value:
     return int(found.far.sum())
 
 
-@run_fact(unit="count")
+@run_fact(unit="count", needs=OF_LONGEST)
 def captured_steps(run: RunView) -> Value:
     """The steps that all ranks captured whole."""
     return len(long_steps(run).steps)
 
 
-@run_fact(unit="text", values=PATTERNS)
+def _lie(far: NDArray[np.bool_], excess: Times, numbers: NDArray[np.int64]) -> str:
+    """How long steps lie, of :data:`PATTERNS`, "" without any."""
+    count = int(far.sum())
+    if count < 2:
+        return "one" if count else ""
+    last = excess[-count:]
+    if far[-count:].all() and last.max() <= LASTING * last.min():
+        return "from one on"
+    return "regular" if period_of(far, numbers) else "several"
+
+
+def period_of(far: NDArray[np.bool_], numbers: NDArray[np.int64]) -> int:
+    """The distance between some steps if all that were captured at that distance are among them, else 0."""
+    mine = numbers[far]
+    gaps = np.diff(mine)
+    if mine.size < LEAST_IN_ORDER or gaps.min() < 2 or (gaps != gaps[0]).any():
+        return 0
+    due = (numbers - mine[0]) % gaps[0] == 0
+    return int(gaps[0]) if far[due].all() else 0
+
+
+@run_fact(unit="text", values=PATTERNS, needs=OF_LONGEST)
 def long_steps_pattern(run: RunView) -> Value:
     """How the long steps (:func:`long_steps_captured`) lie.
 
-    "one" or "several"; "from one on": two and more, all at the end of the capture, longer by about as much.
+    "one" or "several"; "from one on": two and more, all at the end of the capture, longer by about as much;
+    "regular": three and more, at equal distances of two steps and more.
     """
     found = long_steps(run)
-    count = int(found.far.sum())
-    if count < 2:
-        return "one" if count else NONE
-    last = found.excess_ms[-count:]
-    lasts = bool(found.far[-count:].all()) and last.max() <= LASTING * last.min()
-    return "from one on" if lasts else "several"
+    return _lie(found.far, found.excess_ms, np.array(found.steps)) or NONE
 
 
-@run_fact(unit="ms")
+@run_fact(unit="count", needs=OF_LONGEST)
+def long_steps_period(run: RunView) -> Value:
+    """Every how many steps a long one comes (:func:`long_steps_captured`), where they are regular."""
+    found = long_steps(run)
+    if not found.far.any():
+        return NONE
+    period = period_of(found.far, np.array(found.steps))
+    return period or Unknown("long steps do not come at equal distances")
+
+
+@run_fact(unit="ms", needs=OF_LONGEST)
 def long_step_excess_ms(run: RunView) -> Value:
     """How much longer than usual the longest captured step is (:func:`long_steps_captured`)."""
     found = long_steps(run)
     return float(found.excess_ms.max()) if found.far.any() else NONE
 
 
-@run_fact(unit="ms")
+@run_fact(unit="ms", needs=OF_LONGEST)
 def long_steps_cost_ms(run: RunView) -> Value:
     """What long steps (:func:`long_steps_captured`) cost the mean captured step."""
     found = long_steps(run)
     return float(np.where(found.far, found.excess_ms, 0.0).mean()) if found.far.any() else NONE
 
 
-@run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, longest_step_doing))
+@run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, *OF_LONGEST))
 def long_step_kind(run: RunView) -> Value:
     """What the longest captured step has most of beyond the median step, on the rank that has most of it.
 
@@ -231,7 +322,7 @@ def long_step_kind(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else found.kind
 
 
-@run_fact(unit="text", needs=(longest_step, longest_step_doing))
+@run_fact(unit="text", needs=(longest_step, *OF_LONGEST))
 def long_step_ranks(run: RunView) -> Value:
     """On which ranks the longest captured step is long by what they do themselves: "every rank", or which."""
     found = why_long(run)
@@ -242,7 +333,7 @@ def long_step_ranks(run: RunView) -> Value:
     return ("rank " if len(found.ranks) == 1 else "ranks ") + format_ranges(found.ranks)
 
 
-@run_fact(unit="text", needs=(longest_step, longest_step_doing))
+@run_fact(unit="text", needs=(longest_step, *OF_LONGEST))
 def long_step_doing(run: RunView) -> Value:
     """What the host does in the longest captured step only (:func:`longest_step_doing`)."""
     found = why_long(run)

@@ -106,6 +106,13 @@ def exposed_comm_frac(timeline: RankTimeline) -> Value:
     return timeline.activity.exposed_comm.clip(start, end).total_ns / (end - start)
 
 
+@rank_fact(unit="bool", needs=("kernels", exposed_comm_frac))
+def mostly_communication(timeline: RankTimeline) -> Value:
+    """Whether half of the median step or more is communication with no compute beside it."""
+    share = exposed_comm_frac(timeline)
+    return share >= 0.5 if isinstance(share, float) else share
+
+
 @rank_fact(unit="fraction", needs=("kernels", "collectives"))
 def overlap_frac(timeline: RankTimeline) -> Value:
     """Share of the communication time that compute hides, in the median step.

@@ -1,4 +1,4 @@
-"""Facts of the run about what the script does in steps far longer than usual, from samples of stacks."""
+"""Facts of the run about what the script does in steps far longer than usual, and in collections."""
 
 from __future__ import annotations
 
@@ -115,3 +115,32 @@ def slow_steps_counted(run: RunView) -> Value:
     """Steps among which those of :func:`slow_steps_sampled` are."""
     found = slow_code(run)
     return found.steps if found is not None else NO_FUNCTION
+
+
+# -- garbage collection
+
+
+@run_fact(unit="text")
+def gc_code(run: RunView) -> Value:
+    """The function of the script in which half of the time of long garbage collections passes, or "none".
+
+    A collection runs wherever so many objects were made since the last one, or where it is called.
+    """
+    by_place: dict[CodePlace, float] = defaultdict(float)
+    for rank in run.job.ranks if run.job is not None else ():
+        loop = {frame.rpartition("@")[0] for frame in rank.samples.loop}
+        for ms, frames in rank.collecting:
+            if (place := place_of_stack(frames, loop)) is not None:
+                by_place[place] += ms
+    if not by_place:
+        return Unknown("no stacks of long collections are known (`tracedoc collect`)")
+    first = max(by_place, key=lambda one: by_place[one])
+    return str(first) if by_place[first] >= NAMED_SHARE * sum(by_place.values()) else "none"
+
+
+@run_fact(unit="bool")
+def gc_called(run: RunView) -> Value:
+    """Whether functions that call ``gc.collect`` themselves have half of the time of long collections."""
+    ranks = run.job.ranks if run.job is not None else ()
+    total = sum(ms for rank in ranks for ms, _ in rank.collecting)
+    return sum(rank.collect_calls_ms for rank in ranks) >= NAMED_SHARE * total > 0

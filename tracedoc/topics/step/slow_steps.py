@@ -1,4 +1,4 @@
-"""Facts of the run about when steps of the log are slow, and what the captured ones among them show."""
+"""Facts of the run about when steps of the log are slow."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.topics.step.run import (
-    OUTLIER_RATIO,
-    Ints,
-    JobSteps,
-    is_outlier,
-    job_steps,
-)
-from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
-from tracedoc.units import format_ranges
+from tracedoc.topics.host.run import crowded
+from tracedoc.topics.step.run import OUTLIER_RATIO, Ints, JobSteps, is_outlier, job_steps
 from tracedoc.values import Unknown, Value
 
 PATTERNS = ("none", "irregular", "regular", "from one step on")
@@ -42,23 +35,15 @@ CHANCE = 0.001
 LONGEST_TRIED = 64
 """All distances up to this are tried, and those that occur most often between outliers."""
 
-LATE_SHARE = 0.75
-"""A rank that causes so much of the waiting in the slow steps is the late one there."""
-
-EXPLAINS = 0.5
-"""Waiting for late ranks explains slow steps where it takes this share of what they take longer."""
-
-LATE = ("not captured", "single rank", "not known", "no rank", "one rank", "several ranks")
-"""Who is late in the captured slow steps."""
-
 Times = NDArray[np.float64]
 
 
 class SlowSteps(msgspec.Struct, frozen=True):
     """When steps are slow: a word of :data:`PATTERNS`, and what it means in numbers.
 
-    A slow step takes ``excess_ns`` longer than the others, which take ``usual_ns``; over all logged steps
-    that is ``cost_ns`` a step. ``start`` is the first slow one, ``period`` how far regular ones are apart.
+    A slow step takes ``excess_ns`` longer than the others, which take ``usual_ns``, at the median; over all
+    logged steps they cost ``cost_ns`` a step on average. ``start`` is the first slow one, ``period`` how far
+    regular ones are apart.
     """
 
     pattern: str
@@ -79,10 +64,13 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
     if isinstance(steps, Unknown):
         return steps
     length = steps.length_ns - steps.gc_cost_ns - steps.core_wait_cost_ns
-    irregular = _irregular(steps)
+    # With more threads than cores, any step may take several times as long.
+    chance = any(crowded(run, digest.rank) for digest in run.digests)
+    irregular = SlowSteps("none", steps.median_ns) if chance else _irregular(steps)
     regular = _regular(steps, length)
     # Outliers at equal distances are counted by both; some more lie between them by accident.
-    found = [one for one in (regular, _from_one_on(steps, length)) if one.cost_ns >= irregular.cost_ns / 2]
+    lasting = (_from_one_on(steps, length), _behind_capture(run, steps, length))
+    found = [one for one in (regular, *lasting) if one.cost_ns >= irregular.cost_ns / 2 and one.cost_ns]
     return max(found or [irregular], key=lambda one: one.cost_ns)
 
 
@@ -102,8 +90,8 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
 
     A non-parametric approach to the change-point problem, Applied Statistics 28 (1979). Also three quarters
     of the steps after it are longer than three quarters of those before. A change where steps are missing,
-    because the capture touched them, may be the capture's own. Where what makes steps long lasts, with
-    correlation r from one to the next, n steps count as n (1 - r) / (1 + r).
+    because the capture touched them, may be the capture's own unless it makes outliers of them. Where what
+    makes steps long lasts, with correlation r from one to the next, n steps count as n (1 - r) / (1 + r).
     """
     none = SlowSteps("none", float(np.median(length)))
     count = length.size
@@ -118,12 +106,27 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
     lasting = _lasting(np.concatenate([before - np.median(before), after - np.median(after)]))
     chance = 2.0 * float(np.exp(-6.0 * largest**2 * (1 - lasting) / (1 + lasting) / (count**3 + count**2)))
     apart = float(np.quantile(after, 0.25)) > float(np.quantile(before, 0.75))
-    if chance > CHANCE or not apart or steps.number[place] - steps.number[place - 1] > 1:
-        return none
     usual = float(np.median(before))
     excess = float(np.median(after)) - usual
-    cost = excess * after.size / count
+    captured = steps.number[place] - steps.number[place - 1] > 1 and excess < (OUTLIER_RATIO - 1) * usual
+    if chance > CHANCE or not apart or captured:
+        return none
+    cost = (float(after.mean()) - usual) * after.size / count
     return SlowSteps("from one step on", usual, excess, cost, int(steps.number[place]))
+
+
+def _behind_capture(run: RunView, steps: JobSteps, length: Times) -> SlowSteps:
+    """Steps that all come after the capture, and take outliers' time beside the captured ones."""
+    captured = _captured_lengths(run)
+    none = SlowSteps("none", float(np.median(length)))
+    if not captured or int((steps.number > max(captured)).sum()) < max(LEAST_SIDE, length.size):
+        return none
+    usual = float(np.median(list(captured.values())))
+    if float(np.quantile(length, 0.25)) < OUTLIER_RATIO * usual:
+        return none
+    excess = float(np.median(length)) - usual
+    cost = float(length.mean()) - usual
+    return SlowSteps("from one step on", usual, excess, cost, int(steps.number[0]))
 
 
 def _lasting(rest: Times) -> float:
@@ -155,7 +158,7 @@ def _regular(steps: JobSteps, length: Times) -> SlowSteps:
                 continue
             usual = float(np.median(length[~mine]))
             excess = float(np.median(length[mine])) - usual
-            cost = excess * int(size[one]) / length.size
+            cost = (float(length[mine].mean()) - usual) * int(size[one]) / length.size
             # Of a distance and its multiples, of which each holds a part of the slow steps, the shortest.
             if cost > 1.05 * best.cost_ns:
                 start = int(steps.number[mine][0])
@@ -235,65 +238,6 @@ def slow_steps_period(run: RunView) -> Value:
     return found.period or Unknown("slow steps do not come at equal distances")
 
 
-@run_fact(unit="text")
-def slow_steps_captured(run: RunView) -> Value:
-    """The captured steps that are slow ones, as ``0, 2-4``; "none" where there are none.
-
-    Those that come when slow ones do (:func:`slow_steps_pattern`), and are longer than usual by half of what
-    these are.
-    """
-    found = _found(run)
-    return found if isinstance(found, Unknown) else format_ranges(_captured(run, found)) or "none"
-
-
-@run_fact(unit="count")
-def slow_steps_captured_count(run: RunView) -> Value:
-    """How many captured steps are slow ones (:func:`slow_steps_captured`)."""
-    found = _found(run)
-    return found if isinstance(found, Unknown) else len(_captured(run, found))
-
-
-@run_fact(unit="text", values=LATE)
-def slow_steps_late(run: RunView) -> Value:
-    """Who is late in the captured steps that are slow ones (:func:`slow_steps_captured`).
-
-    The log itself names no rank: where ranks wait for each other, the steps of all are equally long. Of the
-    waiting for late ranks (:func:`straggler_cost_ms`) "one rank" causes three quarters, or "several ranks"
-    share it; "no rank" where all of it is less than half of what slow steps take longer. Without a slow step
-    among the captured ones it is "not captured", or "single rank" where there is but one; "not known" where
-    arrivals cannot be compared.
-    """
-    found = _found(run)
-    if isinstance(found, Unknown):
-        return found
-    captured = _captured(run, found)
-    if not captured:
-        return "not captured" if len(run.digests) > 1 else "single rank"
-    if len(run.digests) < 2 or not run.matching.has_latest_start.any():
-        return "not known"
-    gains = _gains_ms(run, captured)
-    if sum(gains) * 1e6 < EXPLAINS * found.excess_ns:
-        return "no rank"
-    return "one rank" if max(gains) >= LATE_SHARE * sum(gains) else "several ranks"
-
-
-@run_fact(unit="text")
-def slow_steps_late_rank(run: RunView) -> Value:
-    """The rank for which others wait longest in the captured slow steps, "none" where nobody waits."""
-    found = _found(run)
-    if isinstance(found, Unknown):
-        return found
-    gains = _gains_ms(run, _captured(run, found))
-    return str(stragglers(run)[int(np.argmax(gains))].rank) if any(gains) else "none"
-
-
-@run_fact(unit="ms")
-def slow_steps_late_ms(run: RunView) -> Value:
-    """How long the others wait for :func:`slow_steps_late_rank` in the captured slow steps, on average."""
-    found = _found(run)
-    return found if isinstance(found, Unknown) else max(_gains_ms(run, _captured(run, found)), default=0.0)
-
-
 def _found(run: RunView) -> SlowSteps | Unknown:
     found = slow_steps(run)
     if isinstance(found, SlowSteps) and found.pattern == "none":
@@ -301,33 +245,10 @@ def _found(run: RunView) -> SlowSteps | Unknown:
     return found
 
 
-def _captured(run: RunView, found: SlowSteps) -> list[int]:
-    """The steps that every rank captured whole and that are slow ones."""
+def _captured_lengths(run: RunView) -> dict[int, float]:
+    """The length in ns of each step that every rank captured whole."""
     windows: dict[int, list[int]] = {}
     for digest in run.digests:
         for step in digest.complete_steps:
             windows.setdefault(step.index, []).append(step.budget.window_ns)
-    lasts = {index: float(np.median(of)) for index, of in windows.items() if len(of) == len(run.digests)}
-    if found.pattern == "irregular":
-        # The profiler makes steps longer: those count that are long beside another captured one.
-        least = OUTLIER_RATIO * max(found.usual_ns, min(lasts.values(), default=0.0))
-    else:
-        least = found.usual_ns + EXPLAINS * found.excess_ns
-    slow = sorted(index for index, ns in lasts.items() if ns > least)
-    if found.pattern == "from one step on":
-        return [index for index in slow if index >= found.start]
-    if found.pattern == "regular":
-        return [index for index in slow if index % found.period == found.start % found.period]
-    return slow
-
-
-def _gains_ms(run: RunView, steps: list[int]) -> list[float]:
-    """The mean time, in ms, that the others wait for each of ``stragglers`` in these steps."""
-    if not steps or not run.matching.has_latest_start.any():
-        return []
-    return [_gain_ms(late, steps) for late in stragglers(run)]
-
-
-def _gain_ms(late: Straggler, steps: list[int]) -> float:
-    gains = [int(late.gain_ns[late.steps.index(step)]) for step in steps if step in late.steps]
-    return sum(gains) / len(steps) / 1e6
+    return {index: float(np.median(of)) for index, of in windows.items() if len(of) == len(run.digests)}

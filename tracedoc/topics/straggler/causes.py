@@ -9,10 +9,11 @@ import msgspec
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.code_places import has_stacks, lasting, longest_place, seen_places, time_in
+from tracedoc.ranks.code_places import has_stacks, place_alone
 from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
+from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.topics.straggler.late_ranks import CAUSE_SHARE, Straggler, noticeable_ns, stragglers
 from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.topics.straggler.run import of_late
@@ -113,6 +114,16 @@ def straggler_phase(run: RunView) -> dict[str, Value]:
     "the optimizer", "between two steps"; else "an unknown phase".
     """
     return of_late(run, lambda late: PHASES[late.away_phase], PHASES[0])
+
+
+@run_fact(unit="text", scope="rank", needs=("multi_rank",))
+def straggler_peers(run: RunView) -> dict[str, Value]:
+    """Who waits where this rank is late: "rank 0", say, in a job of two ranks, else "the other ranks"."""
+    ranks = [digest.rank for digest in run.digests]
+    found: dict[str, Value] = {str(rank): "the other ranks" for rank in ranks}
+    if len(ranks) == 2 and run.world_size in (2, None):
+        found = {str(rank): f"rank {other}" for rank, other in zip(ranks, reversed(ranks), strict=True)}
+    return found
 
 
 @run_fact(unit="bool", scope="rank")
@@ -245,30 +256,26 @@ def late_place(run: RunView, late: Straggler) -> LatePlace | None:
     """
     if late.cause not in IN_CODE:
         return None
-    places, by_stacks = seen_places(run, late.rank), has_stacks(run, late.rank)
     not_peers = {late.rank, *(one.rank for one in _noticed(run))}
-    peers = [
-        seen_places(run, digest.rank)
-        for digest in run.digests
-        if digest.rank not in not_peers and has_stacks(run, digest.rank) == by_stacks
-    ]
-    if peers:
-        usual = (int(np.median([time_in(one, places, peer) for peer in peers])) for one in places)
-        places = lasting(places, (one.time_ns - ns for one, ns in zip(places, usual, strict=True)))
+    peers = (digest.rank for digest in run.digests if digest.rank not in not_peers)
     least_ms = float(np.median(late.cause_ns)) / 1e6
-    found = longest_place(places, least_ms, loading=late.cause == "input")
-    return LatePlace(found, found.time_ns if peers else None) if found is not None else None
+    found, compared = place_alone(run, late.rank, peers, least_ms, loading=late.cause == "input")
+    return LatePlace(found, found.time_ns if compared else None) if found is not None else None
 
 
 def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
     """The ranks, of those that recorded a step with stacks, whose step tells something: few of many.
 
-    ``recorded`` are in order. The first one stands for what all do, late ones for themselves, and beside
-    them one is needed that is not late.
+    ``recorded`` are in order. The first one stands for what all do, late ones and those of the stage that is
+    away for longest for themselves, and beside them one is needed that is not late.
     """
     if len(recorded) < 2:
         return list(recorded)
-    late = {one.rank for one in _noticed(run) if one.cause in IN_CODE} & set(recorded)
+    late = {one.rank for one in _noticed(run) if one.cause in IN_CODE}
+    found = pipeline(run)
+    if found is not None and found.stage_away_ns.any():
+        late |= {run.digests[place].rank for place in found.stages[int(found.stage_away_ns.argmax())]}
+    late &= set(recorded)
     on_time = [rank for rank in recorded if rank not in late]
     return sorted({recorded[0], *late, *on_time[:1]})
 

@@ -67,11 +67,6 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
     away_phase: int
 
     @property
-    def low_ns(self) -> Int64Array:
-        """What the peer that waits least waits in each step: the second-latest rank is as late as that."""
-        return np.asarray(np.minimum(self.cost_ns.min(axis=1), self.gain_ns), dtype=np.int64)
-
-    @property
     def cause(self) -> str:
         """What it did in the gap, of :data:`CAUSES`, or "" if nothing explains enough of it.
 

@@ -9,13 +9,17 @@ import numpy as np
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
-from tracedoc.ranks.run_view import RunView, habitual
+from tracedoc.ranks.run_view import RunView
+from tracedoc.topics.step.long_steps import period_of
 from tracedoc.topics.straggler.late_ranks import Straggler, noticeable_ns, stragglers
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
 MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
+
+NEARLY_ALWAYS = 0.75
+"""A rank that is late in three steps of four always is."""
 
 NOT_MATCHED = Unknown("no collective could be matched over the ranks")
 
@@ -31,21 +35,6 @@ def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     a CPU trace it is what the median other rank of its groups waits for it, with no compute beside it.
     """
     return of_late(run, lambda late: cost_ms(run, late), 0.0)
-
-
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_least_ms(run: RunView) -> dict[str, Value]:
-    """What every other rank waits for this rank in at least three quarters of the steps.
-
-    That is how late it is after the second-latest. Where a cause is named (:func:`straggler_cause`), at
-    most as long as it is at that in as many steps: the rest may be chance, as where processes share cores.
-    """
-
-    def least(late: Straggler) -> Value:
-        surely = np.minimum(late.low_ns, late.cause_ns) if late.cause else late.low_ns
-        return float(habitual(surely)) / 1e6
-
-    return of_late(run, least, 0.0)
 
 
 @run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
@@ -118,6 +107,37 @@ def straggler_pattern(run: RunView) -> Value:
     if isinstance(share, Unknown):
         return share
     return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
+
+
+@run_fact(unit="text", needs=("collectives", "multi_rank", straggler_pattern))
+def straggler_main_rank(run: RunView) -> Value:
+    """The rank that causes nearly all waiting for late ranks, nine tenths over all steps."""
+    pattern = straggler_pattern(run)
+    if pattern == "one rank":
+        return str(stragglers(run)[0].rank)
+    return pattern if isinstance(pattern, Unknown) else Unknown("several ranks are late")
+
+
+@run_fact(unit="text", needs=("collectives", "multi_rank"))
+def straggler_when(run: RunView) -> Value:
+    """When the rank is late for which the others wait longest: "from step 4 on", or "in steps 2, 5".
+
+    "every 3 steps (1, 4, 7)" where these are all that there are at this distance. "none" where it is late in
+    three steps of four or more, and where it costs less than 2 % of every step.
+    """
+    late = stragglers(run)
+    if not late:
+        return _nobody_late(run)
+    numbers = np.array(late[0].steps)
+    mine = late[0].gain_ns >= max(noticeable_ns(run), 1.0)
+    count = int(mine.sum())
+    if not count or count >= NEARLY_ALWAYS * numbers.size:
+        return "none"
+    which = format_ranges(numbers[mine].tolist())
+    if count > 1 and mine[-count:].all():
+        return f"from step {numbers[-count]} on"
+    period = period_of(mine, numbers)
+    return f"every {period} steps ({which})" if period else f"in step{'s' if count > 1 else ''} {which}"
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.run_view import RunView, habitual
-from tracedoc.topics.host.run import core_wait_ms
+from tracedoc.topics.host.run import core_wait_ms, crowded
 from tracedoc.topics.straggler.causes import MORE_KERNELS, kernel_cause
 from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
 from tracedoc.topics.straggler.run import NOT_MATCHED, cost_ms, is_matched, of_late
@@ -53,13 +53,18 @@ def straggler_recurring_ms(run: RunView) -> dict[str, Value]:
     return of_late(run, lambda late: float(habitual(np.maximum(late.excess_us, 0)).sum()) / 1e3, 0.0)
 
 
-@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank", core_wait_ms))
+@run_fact(
+    unit="fraction",
+    scope="rank",
+    needs=("collectives", "multi_rank", core_wait_ms),
+)
 def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
     """Share of :func:`straggler_cost_ms` for which this rank had no free core (:func:`core_wait_ms`).
 
-    All of it where "longer kernels" is the cause, which nothing else shows. Of other causes, which are seen
-    on their own, only what it waited longer than the median of the other ranks; 0 where that is not known,
-    and where nobody waits.
+    All of it where "longer kernels" is the cause, which nothing else shows; then it is 1 where operators use
+    more threads than the rank has cores, for an operator waits for the last of them. Of other causes, which
+    are seen on their own, only what it waited longer than the median of the other ranks; 0 where that is not
+    known, and where nobody waits.
     """
     waits = core_wait_ms.by_rank(run)
 
@@ -71,6 +76,8 @@ def straggler_core_wait_frac(run: RunView) -> dict[str, Value]:
             if len(known) <= len(others):
                 return 0.0
             wait = max(known[0] - float(np.median(known[1:])), 0.0)
+        elif crowded(run, late.rank):
+            return 1.0
         if isinstance(wait, Unknown):
             return wait
         return float(wait) / cost if cost else 0.0

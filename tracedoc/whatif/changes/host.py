@@ -65,18 +65,16 @@ def faster_host(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
     return _paced(program, arguments.number("by"), _working(program))
 
 
-def compile_model(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let the host take a part of its time for the kernels of the forward and backward pass."""
+def paced_passes(program: RunProgram, shares: tuple[float, float, float]) -> RunProgram | NotApplicable:
+    """Let the host take a share of its time, by scenario, for the kernels of both passes."""
     if program.layout.is_cpu:
         return ON_CPUS
-    return _paced(program, of_scenario(program.scenario, *COMPILED_HOST), _launching_passes(program))
+    return _paced(program, of_scenario(program.scenario, *shares), _launching_passes(program))
 
 
 def capture_graph(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let the kernels of the forward and backward pass cost the host next to nothing."""
-    if program.layout.is_cpu:
-        return ON_CPUS
-    return _paced(program, of_scenario(program.scenario, *CAPTURED_HOST), _launching_passes(program))
+    return paced_passes(program, CAPTURED_HOST)
 
 
 def fuse_optimizer(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -168,13 +166,6 @@ CHANGES = (
         "the host takes this share of its time between two calls; 0 for a host that costs nothing",
         faster_host,
         (Parameter("by", "the factor, from 0 to 1", 0.5, 0.0, 1.0),),
-    ),
-    Change(
-        "compile-model",
-        "forward and backward pass are compiled: fewer launches, each at less cost",
-        compile_model,
-        (),
-        "compiled code takes the host 20 to 80 % of its time, and kernels as long as now",
     ),
     Change(
         "capture-graph",

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.play.run_program import RunProgram
-from tracedoc.step.program import Call, Group
+from tracedoc.step.program import Call, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter, of_scenario, scaled
-from tracedoc.whatif.changes.host import PASSES
+from tracedoc.whatif.changes.host import COMPILED_HOST, PASSES, paced_passes
 
 GROUPS = {
     "matrix": (Group.MATRIX,),
@@ -17,6 +17,15 @@ GROUPS = {
     "optimizer": (Group.OPTIMIZER,),
     "all": (Group.MATRIX, Group.ATTENTION, Group.POINTWISE, Group.CAST, Group.MEMSET, Group.OPTIMIZER),
 }
+
+WASTES = {
+    "attention": (Waste.ATTENTION, 0.0),
+    "layout": (Waste.LAYOUT, 0.0),
+    "fp32": (Waste.FP32, 0.0),
+    "shapes": (Waste.SHAPES, 0.5),
+    "fusion": (Waste.FUSION, 0.5),
+}
+"""How the same could be computed in less time, and by which share the time that goes may be more or less."""
 
 DOUBLED = (1.6, 1.8, 2.0)
 """Kernels of twice the batch take this many times as long: small ones leave part of the device idle."""
@@ -29,6 +38,30 @@ def faster_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | No
     if not chosen.any():
         return NotApplicable(f"the step has no kernel of the group {arguments.word('of')}")
     return program.edited(dur=scaled(program.dur, chosen, 1.0 / arguments.number("by")))
+
+
+def better_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """Let kernels take what the same takes computed another way."""
+    return without_waste(program, *WASTES[arguments.word("of")])
+
+
+def without_waste(program: RunProgram, waste: Waste, doubt: float) -> RunProgram | NotApplicable:
+    """Let kernels take less by what one kind of waste costs."""
+    layout = program.layout
+    mine = layout.waste == waste
+    if not mine.any():
+        return NotApplicable("the step has no kernel of that kind")
+    factor = of_scenario(program.scenario, 1 + doubt, 1.0, 1 - doubt)
+    dur = program.dur.astype(np.int64)
+    dur[layout.waste_event[mine]] -= np.rint(factor * layout.waste_ns[mine]).astype(np.int64)
+    return program.edited(dur=np.maximum(dur, 0))
+
+
+def compile_model(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """Let the host take a part of its time for the passes, and chains of kernels be one."""
+    paced = paced_passes(program, COMPILED_HOST)
+    fused = without_waste(program if isinstance(paced, NotApplicable) else paced, *WASTES["fusion"])
+    return paced if isinstance(fused, NotApplicable) else fused
 
 
 def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -50,16 +83,35 @@ def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
 
 
 def no_recompute(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Keep activations: nothing is computed twice."""
-    layout = program.layout
+    """Keep activations: nothing, or only a part, is computed twice."""
+    layout, stays = program.layout, arguments.number("stays")
     again = (layout.event_part == Phase.RECOMPUTE) & layout.computes
-    if not again.any():
+    points, ns = layout.at(Doing.RECOMPUTING)
+    if not again.any() and not points.size:
         return NotApplicable("nothing is recomputed in the step")
-    lag = np.where(layout.part == Phase.RECOMPUTE, 0, program.lag)
-    return program.edited(dur=np.where(again, 0, program.dur), lag=lag)
+    lag = scaled(program.lag.astype(np.int64), (layout.part == Phase.RECOMPUTE) & ~layout.is_cpu, stays)
+    lag[points] = np.maximum(lag[points] - np.rint(ns * (1 - stays)).astype(np.int64), 0)
+    return program.edited(dur=scaled(program.dur, again, stays), lag=lag)
 
 
 CHANGES = (
+    Change(
+        "better-kernels",
+        "kernels of a kind take what the same takes computed another way",
+        better_kernels,
+        (
+            Parameter(
+                "of", "how: fused attention, no reordering, tensor cores ...", "fusion", choices=tuple(WASTES)
+            ),
+        ),
+    ),
+    Change(
+        "compile-model",
+        "forward and backward pass are compiled: fewer launches, each at less cost, and fused kernels",
+        compile_model,
+        (),
+        "compiled code takes the host 20 to 80 % of its time, and reads tensors once that it uses at once",
+    ),
     Change(
         "faster-kernels",
         "kernels of a group are this many times as fast",
@@ -81,7 +133,7 @@ CHANGES = (
         "no-recompute",
         "activations are kept instead of recomputed",
         no_recompute,
-        (),
+        (Parameter("stays", "the share of the recomputation that stays", 0.0, 0.0, 1.0),),
         "there is memory for the activations",
     ),
 )

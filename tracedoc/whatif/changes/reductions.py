@@ -24,8 +24,13 @@ def reduce_once(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
 
 
 def backward_pass(program: RunProgram) -> Index:
-    """The number of the backward pass of its rank's step that each part of a collective was called in."""
+    """The number of the backward pass of its rank's step that each part of a collective was called in.
+
+    0 where no call is known.
+    """
     layout, joins = program.layout, program.layout.joins
+    if not layout.part.size:
+        return np.zeros(joins.event.size, dtype=np.intp)
     backward = np.isin(layout.part, (Phase.BACKWARD, Phase.RECOMPUTE))
     forward = layout.part == Phase.FORWARD
     marked = np.flatnonzero(backward | forward)
@@ -35,7 +40,7 @@ def backward_pass(program: RunProgram) -> Index:
         begins[marked[opens]] = 1
     number = np.cumsum(begins)
     point = layout.point[joins.event]
-    first = number[np.minimum(layout.point_base[layout.rank_of_event(joins.event)], max(number.size - 1, 0))]
+    first = number[np.minimum(layout.point_base[layout.rank_of_event(joins.event)], number.size - 1)]
     return np.asarray(np.where(point >= 0, number[np.maximum(point, 0)] - first, 0), dtype=np.intp)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from tracedoc.errors import ChangeError, did_you_mean
 from tracedoc.whatif.changes import (
     buckets,
+    extra_messages,
     gathers,
     host,
     kernels,
@@ -27,6 +28,7 @@ CHANGES: dict[str, Change] = {
     for module in (
         transfers,
         reductions,
+        extra_messages,
         buckets,
         gathers,
         merged_units,

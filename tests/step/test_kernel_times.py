@@ -1,0 +1,105 @@
+"""Kernels of a step against what the device reaches, worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import tracedoc
+from tracedoc.cli import main
+from tracedoc.step.kernel_times import BY, kernel_groups
+from tracedoc.testing import TraceBuilder
+from tracedoc.timeline.build import RankTimeline
+
+BF16 = "c10::BFloat16"
+ADD = "void at::native::vectorized_elementwise_kernel<4, add>"
+
+
+@pytest.fixture
+def run_of_three_steps(tmp_path: Path) -> Path:
+    """Steps of 100 ms on an H100: a product, an addition, and a kernel of which no shapes are known."""
+    builder = TraceBuilder(device="NVIDIA H100 80GB HBM3")
+    for index in (1, 2, 3):
+        start = 100 * index
+        builder.step(index, start - 2, start + 97).backward(start + 50, start + 60)
+        # 2 x 4096 x 4096 x 65536 operations at 801 of 989 TFLOPS: 2.776 ms of the 10.
+        builder.kernel(
+            "nvjet_tst_128x128_gemm", start, start + 10, launch_ms=start - 1, op="aten::mm",
+            dims=[[4096, 4096], [4096, 65536]], types=[BF16, BF16],
+        )  # fmt: skip
+        # 3 tensors of 512 MiB at 90 % of 3350 GB/s: 0.534 ms of the 2.
+        builder.kernel(
+            ADD, start + 10, start + 12, launch_ms=start - 0.9, op="aten::add",
+            dims=[[4096, 65536], [4096, 65536], []], types=[BF16, BF16, "Scalar"],
+        )  # fmt: skip
+        builder.kernel(ADD, start + 12, start + 15, launch_ms=start - 0.8, op="my::op")
+    builder.write(tmp_path / "rank-0.json")
+    return tmp_path
+
+
+def timeline_of(run: Path) -> RankTimeline:
+    return tracedoc.build_timeline(tracedoc.load(run / "rank-0.json"))
+
+
+def test_operators_lose_what_they_take_beyond_what_the_device_reaches(run_of_three_steps: Path) -> None:
+    product, addition, unknown = kernel_groups(timeline_of(run_of_three_steps), "operator")
+    assert product.name == "aten::mm [4096,4096] [4096,65536]"
+    assert product.tflops == pytest.approx(2 * 4096 * 4096 * 65536 / 0.01 / 1e12)
+    assert product.lost_ms == pytest.approx(10 - 2.776, abs=0.001)
+    assert product.reached_frac == pytest.approx(0.2776, abs=0.0001)
+    assert addition.gbps == pytest.approx(3 * 2 * 4096 * 65536 / 0.002 / 1e9)
+    assert addition.lost_ms == pytest.approx(2 - 0.534, abs=0.001)
+    assert (unknown.name, unknown.time_ms, unknown.known_ms) == ("(elementwise, no shapes)", 3.0, 0.0)
+    assert (unknown.tflops, unknown.gbps, unknown.reached_frac, unknown.lost_ms) == (None,) * 4
+
+
+def test_kernels_of_one_name_are_known_in_part(run_of_three_steps: Path) -> None:
+    product, addition = kernel_groups(timeline_of(run_of_three_steps), "kernel")
+    assert (product.calls, product.time_ms) == (1, 10.0)
+    assert (addition.calls, addition.time_ms, addition.known_ms) == (2, 5.0, 2.0)
+
+
+@pytest.mark.parametrize("by", BY)
+def test_lines_add_up_to_the_kernels_of_the_step(by: str, run_of_three_steps: Path) -> None:
+    rows = kernel_groups(timeline_of(run_of_three_steps), by)
+    assert sum(row.calls for row in rows) == 3
+    assert sum(row.time_ms for row in rows) == pytest.approx(15.0)
+
+
+@pytest.mark.parametrize(
+    "of", ["ddp_resnet_mi300_8rank_r0", "ddp_resnet_a100_2rank_r0", "fsdp2_h100_4rank", "dlrm_v100_2rank_r1"]
+)
+def test_lines_of_real_traces_add_up_to_the_compute_of_the_budget(of: str, shared_traces: Path) -> None:
+    """But for memsets, kernels that run beside each other, and those that reach over the end of the step."""
+    file = min((shared_traces / of).glob("*.json.gz"))
+    timeline = tracedoc.build_timeline(tracedoc.load(file))
+    assert timeline.judged_budget is not None
+    rows = kernel_groups(timeline, "phase")
+    compute_ms = timeline.judged_budget.compute_ns / 1e6
+    assert sum(row.time_ms for row in rows) == pytest.approx(compute_ms, rel=0.02)
+
+
+def test_csv_has_all_columns(run_of_three_steps: Path) -> None:
+    result = CliRunner().invoke(main, ["kernels", str(run_of_three_steps), "-f", "csv"])
+    assert result.exit_code == 0, result.output
+    rows = list(csv.DictReader(io.StringIO(result.stdout)))
+    assert [row["calls"] for row in rows] == ["1", "1", "1"]
+    assert float(rows[0]["lost_ms"]) == pytest.approx(7.224, abs=0.001)
+    assert rows[2]["lost_ms"] == ""
+
+
+def test_text_says_what_is_lost(run_of_three_steps: Path) -> None:
+    result = CliRunner().invoke(main, ["kernels", str(run_of_three_steps)])
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["operator", "calls", "time", "share", "TFLOP/s", "GB/s", "reached", "lost"]
+    assert lines[1].endswith("28 %  7.22 ms")
+
+
+def test_a_rank_that_is_not_there_is_an_error(run_of_three_steps: Path) -> None:
+    result = CliRunner().invoke(main, ["kernels", str(run_of_three_steps), "--rank", "5"])
+    assert result.exit_code == 2
+    assert "has no rank 5" in result.output

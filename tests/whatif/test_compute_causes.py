@@ -1,0 +1,133 @@
+"""What of compute would go if kernels did the same another way, in the ledger of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tests.whatif.test_ledger import ledger_of, one_of
+from tracedoc import Options
+from tracedoc.testing import TraceBuilder
+
+PRODUCT = "nvjet_tst_128x128_gemm"
+ADD = "void at::native::vectorized_elementwise_kernel<4, add>"
+BF16 = ["c10::BFloat16", "c10::BFloat16"]
+
+
+def drawn(*kernels: tuple):
+    """Draw kernels one after the other, launched ahead: name, length in ms, and what else is said."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        at = start
+        for number, (name, length, *said) in enumerate(kernels):
+            words = said[0] if said else {}
+            builder.kernel(name, at, at + length, launch_ms=start - 0.01 + 0.02 * number, **words)
+            at += length
+        builder.runtime("cudaDeviceSynchronize", start + 0.02 * len(kernels), at + 0.01)
+        return at
+
+    return draw
+
+
+def test_a_chain_of_kernels_over_one_size_reads_again(tmp_path: Path) -> None:
+    """Of four kernels of 6 ms three save a third and three a sixth: 9 ms, or half and half as much again."""
+    chain = [(ADD, 6.0)] * 4
+    fusion = one_of(ledger_of(tmp_path, drawn((PRODUCT, 30.0), *chain, (PRODUCT, 46.0))), "compute.fusion")
+    assert fusion.alone_ms == pytest.approx((4.5, 9.0, 13.5), abs=0.05)
+
+
+def test_kernels_over_other_sizes_are_no_chain(tmp_path: Path) -> None:
+    other = {"grid": (264, 1, 1)}
+    ledger = ledger_of(tmp_path, drawn((PRODUCT, 60.0), (ADD, 10.0), (ADD, 10.0, other), (PRODUCT, 20.0)))
+    assert [one.id for one in ledger.causes if one.id == "compute.fusion"] == []
+
+
+def test_what_stands_between_two_products_of_attention_goes(tmp_path: Path) -> None:
+    batched, softmax = {"op": "aten::bmm"}, {"op": "aten::_softmax"}
+    ledger = ledger_of(
+        tmp_path,
+        drawn((PRODUCT, 20.0), (PRODUCT, 20.0, batched), ("softmax_warp", 15.0, softmax),
+              (PRODUCT, 20.0, batched), (PRODUCT, 25.0)),
+    )  # fmt: skip
+    assert one_of(ledger, "compute.attention").alone_ms[1] == pytest.approx(15.0, abs=0.05)
+
+
+def test_reordering_for_convolutions_goes(tmp_path: Path) -> None:
+    ledger = ledger_of(tmp_path, drawn(("nchwToNhwcKernel", 7.0), (PRODUCT, 86.0), ("nhwcToNchwKernel", 7.0)))
+    assert one_of(ledger, "compute.layout").alone_ms[1] == pytest.approx(14.0, abs=0.05)
+
+
+def test_part_of_the_products_in_fp32(tmp_path: Path) -> None:
+    """H100: 67 against 989 TFLOPS; of 20 ms in fp32 stay 1.4, and the 80 ms in bf16 stay."""
+    ledger = ledger_of(tmp_path, drawn((PRODUCT, 80.0), ("ampere_sgemm_128x128_tn", 20.0)))
+    assert one_of(ledger, "compute.fp32").alone_ms[1] == pytest.approx(20 * (1 - 67 / 989), abs=0.05)
+
+
+def test_a_product_that_fits_no_tile_runs_at_the_usual_rate(tmp_path: Path) -> None:
+    """60 ms for 4096 x 4096 x 150000, 40 ms for a third of it: at that rate 20.1 ms, give or take a half."""
+    fitting = {"dims": [[4096, 4096], [4096, 150_000]], "types": BF16}
+    misfit = {"dims": [[4096, 4096], [4096, 50_257]], "types": BF16}
+    ledger = ledger_of(tmp_path, drawn((PRODUCT, 60.0, fitting), (PRODUCT, 40.0, misfit)))
+    assert one_of(ledger, "compute.shapes").alone_ms == pytest.approx((9.95, 19.9, 29.8), abs=0.1)
+
+
+def test_a_compiled_model_has_no_chains(tmp_path: Path) -> None:
+    """The change gives what the ledger says of the chain."""
+    ledger_of(tmp_path, drawn((PRODUCT, 30.0), *[(ADD, 6.0)] * 4, (PRODUCT, 46.0)))
+    answer = tracedoc.predict([tmp_path], ["better-kernels of=fusion"], options=Options(jobs=1))
+    assert answer.alone[0].gain_ms == pytest.approx((4.5, 9.0, 13.5), abs=0.05)
+
+
+def test_what_kernels_reach_of_the_device(tmp_path: Path) -> None:
+    """H100, 80.1 % of 989 TFLOPS: 2 x 4096 x 4096 x 150000 operations take 6.354 ms, 10.6 % of 60."""
+    words = {"dims": [[4096, 4096], [4096, 150_000]], "types": BF16}
+    ledger_of(tmp_path, drawn((PRODUCT, 60.0, words)))
+    facts = tracedoc.measure([tmp_path]).measurements.facts
+    assert facts["reached_frac"].value == pytest.approx(6.354 / 60, rel=0.001)
+    first = tracedoc.diagnose(tmp_path).summary
+    assert first.startswith("Compute-bound at 11 % of what this GPU reaches")
+
+
+def test_small_kernels_are_what_a_fused_one_saves(tmp_path: Path) -> None:
+    """A run of 500 kernels of 4 us with gaps of 1 us, launched ahead, becomes one."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel(PRODUCT, start, start + 10, launch_ms=start - 0.01)
+        for one in range(500):
+            at = start + 10.001 + 0.005 * one
+            builder.kernel("void mul_kernel<float>()", at, at + 0.004, launch_ms=start + 0.004 * one)
+        builder.runtime("cudaDeviceSynchronize", start + 2.1, start + 12.51)
+        return start + 12.5
+
+    small = one_of(ledger_of(tmp_path, draw), "compute.small_kernels")
+    assert small.alone_ms[1] == pytest.approx(499 * 0.005, abs=0.1)
+
+
+def test_an_optimizer_of_single_operators_reads_its_values_again(tmp_path: Path) -> None:
+    """Of 10 ms in kernels of 1 ms each, a fused one would take half."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.backward(start - 0.02, start)
+        builder.kernel(PRODUCT, start, start + 40, launch_ms=start - 0.01, thread="autograd")
+        builder.optimizer(start + 0.01, start + 0.2)
+        for one in range(10):
+            at = start + 40 + one
+            builder.kernel("void add_kernel<float>()", at, at + 1, launch_ms=start + 0.02 + 0.01 * one)
+        builder.runtime("cudaDeviceSynchronize", start + 0.3, start + 50.01)
+        return start + 50.0
+
+    assert one_of(ledger_of(tmp_path, draw), "compute.optimizer").alone_ms[1] == pytest.approx(5.0, abs=0.1)
+
+
+def test_products_outside_the_tensor_cores_cost_what_the_peaks_say(tmp_path: Path) -> None:
+    """H100: 67 against 989 TFLOPS; of 100 ms in fp32 stay 6.8."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel("ampere_sgemm_128x128_tn", start, start + 100, launch_ms=start - 0.01)
+        builder.runtime("cudaDeviceSynchronize", start + 0.1, start + 100.01)
+        return start + 100.0
+
+    plain = one_of(ledger_of(tmp_path, draw), "compute.fp32")
+    assert plain.share_ms == pytest.approx(100 * (1 - 67 / 989), abs=1.0)

@@ -1,0 +1,74 @@
+"""On CPUs the host pauses between operators, recomputes, and sends what nothing needs: causes with edits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tracedoc.ledger import LedgerCause
+from tracedoc.predicted import Predicted
+from tracedoc.testing import TraceBuilder
+
+
+def write(folder: Path, *, pause_ms: tuple[float, float], barriers: int = 0) -> Path:
+    """Four steps of two ranks: 20 ms of work, a pause, barriers of 2 ms, 10 ms of work, 20 ms of all-reduce.
+
+    Ranks meet in the all-reduce, or in the first barrier. Between two barriers the host is busy for 1 ms.
+    """
+    longest = max(pause_ms)
+    step_ms = 20 + longest + 3 * barriers + 30
+    for rank in (0, 1):
+        builder = TraceBuilder(rank, 2, device=None)
+        for number in range(4):
+            begin = number * step_ms
+            builder.step(number, begin, begin + step_ms)
+            builder.host("aten::addmm", begin, begin + 20)
+            at = begin + 20 + pause_ms[rank]
+            met = begin + 20 + longest
+            for _ in range(barriers):
+                builder.collective("barrier", at, met + 2, nbytes=0, launch_ms=at)
+                builder.host("aten::item", met + 2, met + 3)
+                at = met = met + 3
+            builder.host("aten::mm", at, at + 10)
+            builder.collective("allreduce", at + 10, begin + step_ms, nbytes=64 << 20, launch_ms=at + 10)
+        builder.write(folder / f"rank-{rank}.json")
+    return folder
+
+
+def causes(folder: Path) -> dict[str, LedgerCause]:
+    """The causes of the ledger by their ids."""
+    ledger = tracedoc.diagnose([folder], tracedoc.Options(jobs=1)).ledger
+    assert ledger is not None
+    return {one.id: one for one in ledger.causes}
+
+
+def test_what_all_hosts_pause_is_a_cause(tmp_path: Path) -> None:
+    found = causes(write(tmp_path, pause_ms=(40, 40)))
+    assert found["host.pause"].alone_ms[1] == pytest.approx(40, abs=0.5)
+    assert "ranks.host" not in found
+
+
+def test_what_one_host_pauses_longer_is_its_own(tmp_path: Path) -> None:
+    """40 of its 55 ms are the other's as well, which waits for the rest."""
+    found = causes(write(tmp_path, pause_ms=(40, 55)))
+    assert found["ranks.host"].alone_ms[1] == pytest.approx(15, abs=0.5)
+    assert found["ranks.host"].ranks == (1,)
+    assert found["host.pause"].share_ms == pytest.approx(40, abs=0.5)
+
+
+def test_barriers_go_with_what_the_host_does_between_them(tmp_path: Path) -> None:
+    """Five barriers of 2 ms with 1 ms between them: 14 ms at least; what follows the last may be theirs."""
+    folder = write(tmp_path, pause_ms=(5, 5), barriers=5)
+    (answer,) = tracedoc.predict([folder], ["no-extra-messages"]).alone
+    assert isinstance(answer, Predicted)
+    assert answer.gain_ms[1] == pytest.approx(14.5, abs=0.6)
+    assert causes(folder)["order.extra"].alone_ms[1] == pytest.approx(14.5, abs=0.6)
+
+
+def test_a_run_without_barriers_has_none_to_leave_out(tmp_path: Path) -> None:
+    folder = write(tmp_path, pause_ms=(5, 5))
+    (answer,) = tracedoc.predict([folder], ["no-extra-messages"]).alone
+    assert not isinstance(answer, Predicted)
+    assert "order.extra" not in causes(folder)

@@ -1,0 +1,49 @@
+"""What captured steps that differ cost on average."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.whatif.test_ledger import PRODUCT, ledger_of, of, one_of, reduced
+from tracedoc.testing import TraceBuilder
+
+
+def test_a_rank_that_is_late_in_some_steps_costs_what_it_costs_on_average(tmp_path):
+    """Of six complete steps, two hold 15 ms more: 5 ms of the mean step, none of the analysed one."""
+    ledger = ledger_of(tmp_path, reduced(late_ms=15.0, sometimes=3), steps=7)
+    assert ledger.step_ms == pytest.approx(106.0, abs=0.2)
+    assert of(ledger, "ranks.") == pytest.approx(5.0, abs=0.5)
+    assert of(ledger, "slow_steps") == 0.0
+
+
+def test_a_step_far_longer_than_the_others_is_told_by_itself(tmp_path):
+    """Both hosts are away for 60 ms before one of four complete steps ends: 15 ms of the mean."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        end = start + (110.0 if index == 2 else 50.0)
+        builder.kernel(PRODUCT, start, start + 40.0, launch_ms=start - 0.01)
+        builder.kernel(PRODUCT, end - 10.0, end, launch_ms=end - 10.01)
+        builder.runtime("cudaDeviceSynchronize", end - 9.9, end + 0.01)
+        return end
+
+    ledger = ledger_of(tmp_path, draw)
+    slow = one_of(ledger, "slow_steps")
+    assert ledger.step_ms == pytest.approx(66.0, abs=0.2)
+    assert slow.share_ms == pytest.approx(15.0, abs=0.2)
+    assert slow.place == "step 2"
+
+
+def test_pauses_of_different_lengths_cost_their_mean(tmp_path):
+    """Hosts are away for 10, 5, 10 and 15 ms of the complete steps: 10 ms of the mean one."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        end = start + 50.0 + (10.0, 5.0, 10.0, 15.0, 10.0)[index]
+        builder.kernel(PRODUCT, start, start + 40.0, launch_ms=start - 0.01)
+        builder.kernel(PRODUCT, end - 10.0, end, launch_ms=end - 10.01)
+        builder.runtime("cudaDeviceSynchronize", end - 9.9, end + 0.01)
+        return end
+
+    ledger = ledger_of(tmp_path, draw)
+    assert ledger.step_ms == pytest.approx(61.0, abs=0.1)
+    assert of(ledger, "slow_steps") == 0.0
+    assert one_of(ledger, "host.pause").alone_ms[1] == pytest.approx(10.0, abs=0.2)

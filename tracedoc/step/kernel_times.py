@@ -1,0 +1,228 @@
+"""The compute kernels of the analysed step, against what their work takes at what the device reaches."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Int64Array
+from tracedoc.step.device import Floats, device_rates, judged_peak
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.phases import Phase
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.kernels import matrix_format
+from tracedoc.values import Unknown
+
+_OF_TYPE = {"bfloat16": "bf16", "half": "fp16", "float": "fp32"}
+
+
+class KernelTimes(msgspec.Struct, frozen=True, eq=False):
+    """The compute kernels that start in the analysed step, in order.
+
+    ``operator`` is the row of the call that launched each where its work is known, else ``NO_ROW``; ``flops``
+    ``nbytes`` are a kernel's share of that work, ``least_ns`` its share of the time that the work takes at
+    what the device reaches in practice: NaN where the work, a type or the device is not known.
+    """
+
+    rows: Rows
+    length_ns: Int64Array
+    operator: Rows
+    flops: Floats
+    nbytes: Floats
+    least_ns: Floats
+
+
+def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    """The rows of the compute kernels that started in the analysed step, in time order."""
+    window, trace, events = timeline.judged, timeline.trace, timeline.events
+    if window is None or timeline.device is None:
+        return np.empty(0, dtype=np.intp)
+    rows = trace.kind_rows_between(Kind.KERNEL, window.start_ns, window.end_ns)
+    classes = events.classes[np.searchsorted(events.rows, rows)]
+    found: npt.NDArray[np.intp] = rows[(trace.device[rows] == timeline.device) & (classes == COMPUTE)]
+    return found
+
+
+def kernel_times(timeline: RankTimeline) -> KernelTimes:
+    """The kernels of the analysed step with their work."""
+    rows = judged_kernels(timeline)
+    length = timeline.trace.dur_ns[rows]
+    unknown = np.full(rows.size, np.nan)
+    if timeline.work is None:
+        return KernelTimes(rows, length, np.full(rows.size, NO_ROW), unknown, unknown, unknown)
+    operator, share = timeline.work.of(rows)
+    flops, nbytes = timeline.work.work_of(rows)
+    return KernelTimes(rows, length, operator, flops, nbytes, _least(timeline, rows, operator, share))
+
+
+def _least(timeline: RankTimeline, rows: Rows, operator: Rows, share: Floats) -> Floats:
+    """The time of each kernel's share of its call's work at what the device reaches."""
+    least, rates, work = np.full(rows.size, np.nan), device_rates(timeline), timeline.work
+    known = np.flatnonzero(operator != NO_ROW)
+    if isinstance(rates, Unknown) or work is None or not known.size:
+        return least
+    calls, call_of = np.unique(operator[known], return_inverse=True)
+    place = np.searchsorted(work.operators.rows, calls)
+    longest = np.zeros(calls.size, dtype=np.intp)
+    order = np.argsort(share[known], kind="stable")
+    longest[call_of[order]] = rows[known][order]
+    formats = [
+        _format(timeline, call, kernel) if is_matrix else ""
+        for call, kernel, is_matrix in zip(
+            calls.tolist(), longest.tolist(), work.operators.is_matrix[place].tolist(), strict=True
+        )
+    ]
+    whole = rates.least_ns(work.operators.flops[place], work.operators.nbytes[place], formats)
+    least[known] = whole[call_of] * share[known]
+    return least
+
+
+def _format(timeline: RankTimeline, call: int, kernel: int) -> str:
+    """The format in which a call multiplies, or could: by its longest kernel, else by its inputs' types.
+
+    For inputs in fp32 tensor cores take TF32, before Ampere 16 bits.
+    """
+    named = matrix_format(timeline.trace.row_name(kernel))
+    if named is not None and named.dtype:
+        peak = judged_peak(timeline)
+        faster = "" if isinstance(peak, Unknown) else "tf32" if peak.tf32_tflops else "fp16"
+        return faster if named.dtype == "fp32" and faster else named.dtype
+    types = [one.removeprefix("c10::").lower() for one in timeline.trace.shapes[call].types]
+    return next((_OF_TYPE[one] for one in types if one in _OF_TYPE), "unknown")
+
+
+NOT_KNOWN = -1.0
+"""Stands for a rate, or a time that is lost, which is not known."""
+
+
+def rates_by_name(timeline: RankTimeline, names: npt.NDArray[np.integer]) -> tuple[Floats, Floats, Floats]:
+    """TFLOP/s, GB/s, and ms lost of the analysed step's compute kernels of some names, which ascend.
+
+    They are of the kernels whose work is known; ``NOT_KNOWN`` where there is none.
+    """
+    found = kernel_times(timeline)
+    if not found.rows.size:
+        return (np.full(names.size, NOT_KNOWN),) * 3
+    place = np.searchsorted(names, timeline.trace.name[found.rows])
+
+    def summed(column: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+        kept = np.flatnonzero(known)
+        sums = np.bincount(place[kept], weights=column[kept], minlength=names.size)
+        return np.asarray(sums, dtype=np.float64)
+
+    length = found.length_ns.astype(np.float64)
+    sized, moved, rated = (~np.isnan(column) for column in (found.flops, found.nbytes, found.least_ns))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tflops = summed(found.flops, sized) / summed(length, sized) / 1e3
+        gbps = summed(found.nbytes, moved) / summed(length, moved)
+        taken = summed(length, rated)
+        lost = np.where(taken > 0, np.maximum(taken - summed(found.least_ns, rated), 0.0) / 1e6, np.nan)
+    tflops, gbps, lost = (np.nan_to_num(column, nan=NOT_KNOWN) for column in (tflops, gbps, lost))
+    return tflops, gbps, lost
+
+
+class KernelGroup(msgspec.Struct, frozen=True):
+    """Kernels of the analysed step that have something in common.
+
+    Of ``known_ms`` of their ``time_ms`` the work is known: rates, ``reached_frac`` and ``lost_ms`` are of
+    these (``None`` where there are none, or the device is not in the table). ``lost_ms`` is what they take
+    beyond what their work takes at what the device reaches in practice.
+    """
+
+    name: str
+    calls: int
+    time_ms: float
+    known_ms: float
+    tflops: float | None
+    gbps: float | None
+    reached_frac: float | None
+    lost_ms: float | None
+
+
+BY = ("operator", "module", "kernel", "phase")
+"""What kernels may have in common."""
+
+
+def kernel_groups(timeline: RankTimeline, by: str) -> list[KernelGroup]:
+    """The kernels of the analysed step by what they have in common, those with most time lost first.
+
+    By module the trace must have been read with its Python functions.
+    """
+    found = kernel_times(timeline)
+    names = _NAMED[by](timeline, found)
+    groups: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        groups.setdefault(name, []).append(place)
+    rows = [_group(found, name, np.array(places)) for name, places in groups.items()]
+    return sorted(rows, key=lambda one: (-(one.lost_ms or 0.0), -one.time_ms, one.name))
+
+
+def _group(found: KernelTimes, name: str, places: npt.NDArray[np.intp]) -> KernelGroup:
+    length, flops, nbytes, least = (
+        column[places].astype(np.float64)
+        for column in (found.length_ns, found.flops, found.nbytes, found.least_ns)
+    )
+    sized, rated = ~np.isnan(flops), ~np.isnan(least)
+    known, moved = float(length[sized].sum()), ~np.isnan(nbytes)
+    taken, needed = float(length[rated].sum()), float(least[rated].sum())
+    return KernelGroup(
+        name=name,
+        calls=places.size,
+        time_ms=float(length.sum()) / 1e6,
+        known_ms=known / 1e6,
+        tflops=float(flops[sized].sum()) / known / 1e3 if known else None,
+        gbps=float(nbytes[moved].sum()) / float(length[moved].sum()) if length[moved].any() else None,
+        reached_frac=min(needed / taken, 1.0) if taken else None,
+        lost_ms=max(taken - needed, 0.0) / 1e6 if taken else None,
+    )
+
+
+def _by_operator(timeline: RankTimeline, found: KernelTimes) -> list[str]:
+    trace, named = timeline.trace, []
+    for row, call in zip(found.rows.tolist(), found.operator.tolist(), strict=True):
+        if call == NO_ROW:
+            named.append(f"({timeline.events.categories[int(trace.name[row])].value}, no shapes)")
+        else:
+            dims = (str(one).replace(" ", "") for one in trace.shapes[call].dims if one)
+            named.append(f"{trace.row_name(call)} {' '.join(dims)}")
+    return named
+
+
+def _by_kernel(timeline: RankTimeline, found: KernelTimes) -> list[str]:
+    return [timeline.trace.row_name(row) for row in found.rows.tolist()]
+
+
+def _by_phase(timeline: RankTimeline, found: KernelTimes) -> list[str]:
+    phases, events = timeline.phases, timeline.events
+    if phases is None:
+        return ["(no backward pass was captured)"] * found.rows.size
+    codes = phases.of_events[np.searchsorted(events.rows, found.rows)]
+    return [Phase(code).name.lower() for code in codes.tolist()]
+
+
+def _by_module(timeline: RankTimeline, found: KernelTimes) -> list[str]:
+    """The innermost module of PyTorch around the launch of each kernel; those of a kind are one."""
+    trace, events = timeline.trace, timeline.events
+    modules = trace.rows_named(lambda name: name.startswith(_MODULE), Kind.PYTHON)
+    calls = events.launch_rows[np.searchsorted(events.rows, found.rows)]
+    named = []
+    for call in calls.tolist():
+        near = modules[: np.searchsorted(trace.ts_ns[modules], trace.ts_ns[call], side="right")]
+        held = near[(trace.end_ns[near] > trace.ts_ns[call]) & (trace.thread[near] == trace.thread[call])]
+        inside = call != NO_ROW and held.size
+        named.append(_kind_of_module(trace.row_name(int(held[-1]))) if inside else "(in no module)")
+    return named
+
+
+_MODULE = "nn.Module: "
+
+
+def _kind_of_module(name: str) -> str:
+    """``Block`` of ``nn.Module: Block_3``: layers of a kind are numbered in order."""
+    return name.removeprefix(_MODULE).rstrip("0123456789").removesuffix("_")
+
+
+_NAMED = {"operator": _by_operator, "module": _by_module, "kernel": _by_kernel, "phase": _by_phase}

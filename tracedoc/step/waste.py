@@ -1,0 +1,249 @@
+"""What of each kernel's time would go if the same were computed another way, and how."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from tracedoc.spans import Spans
+from tracedoc.step.device import tensor_speedup
+from tracedoc.step.events import DeviceEvents
+from tracedoc.step.program import Codes, Group, Lags, RankProgram, Waste
+from tracedoc.timeline.activity import COMPUTE
+from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct
+from tracedoc.trace.kernels import MATRIX, KernelCategory, matrix_format
+from tracedoc.values import Unknown
+
+Mask = npt.NDArray[np.bool_]
+
+_LAYOUT = re.compile(r"(?i)nchwTo|nhwcTo|batched_transpose")
+"""Kernels by which convolutions change the order of their tensors."""
+
+_CHAINED = (
+    KernelCategory.ELEMENTWISE,
+    KernelCategory.NORMALISATION,
+    KernelCategory.SOFTMAX,
+    KernelCategory.REDUCTION,
+    KernelCategory.COPY,
+    KernelCategory.QUANTISATION,
+)
+"""What a compiler makes one kernel of."""
+
+READ_AGAIN, WRITTEN = 1 / 3, 1 / 6
+"""Of a kernel in a chain, the time to read what the one before wrote: one of three tensors, if it has two
+inputs. That one writes it in vain half of the time: else the backward pass needs it."""
+
+
+class Lined(msgspec.Struct, frozen=True, eq=False):
+    """Events of one device in order of start.
+
+    Beside their length and the call that launched them: the event before on the same stream (an index, below
+    0 without one), the part of the step, and whether it is a kernel that computes.
+    """
+
+    rows: Rows
+    length_ns: Lags
+    launch_rows: Rows
+    before: Lags
+    part: Codes
+    computes: Mask
+
+
+class WasteTable(msgspec.Struct, frozen=True, eq=False):
+    """What kernels of a device would save: why, and ns of each event; ``NONE`` and 0 of others."""
+
+    why: Codes
+    ns: Lags
+
+
+def find_waste(timeline: RankTimeline, device: DeviceEvents) -> WasteTable:
+    """What the kernels of a device would save if the same were computed another way."""
+    kernels = timeline.trace.kind[device.rows] == int(Kind.KERNEL)
+    return _waste_of(
+        timeline,
+        Lined(
+            rows=device.rows,
+            length_ns=device.end_ns - device.start_ns,
+            launch_rows=device.launch_rows,
+            before=device.before,
+            part=device.part,
+            computes=kernels & (device.group != Group.COMMUNICATION),
+        ),
+    )
+
+
+def judged_waste_ms(timeline: RankTimeline, waste: Waste) -> float:
+    """What the kernels of the analysed step would save in one way, in ms of their summed time."""
+    window, device = timeline.judged, timeline.events.device == timeline.device
+    if window is None:
+        return 0.0
+    starts = timeline.events.start_ns
+    mine = np.flatnonzero(device & (starts >= window.start_ns) & (starts < window.end_ns))
+    events, phases = timeline.events, timeline.phases
+    order = np.lexsort((np.arange(mine.size), events.stream[mine]))
+    before = np.full(mine.size, -1, dtype=np.int64)
+    same = events.stream[mine[order[1:]]] == events.stream[mine[order[:-1]]]
+    before[order[1:][same]] = order[:-1][same]
+    table = _waste_of(
+        timeline,
+        Lined(
+            rows=events.rows[mine],
+            length_ns=events.end_ns[mine] - starts[mine],
+            launch_rows=events.launch_rows[mine],
+            before=before,
+            part=phases.of_events[mine] if phases is not None else np.zeros(mine.size, dtype=np.uint8),
+            computes=events.kernels[mine] & (events.classes[mine] == COMPUTE),
+        ),
+    )
+    return int(table.ns[table.why == waste].sum()) / 1e6
+
+
+def _waste_of(timeline: RankTimeline, device: Lined) -> WasteTable:
+    """What events would save. Of several ways that fit the first of :class:`Waste` counts."""
+    trace, length, kernels = timeline.trace, device.length_ns, device.computes
+    saved = {
+        Waste.ATTENTION: np.where(
+            launched_within(trace, attention_parts(trace), device.launch_rows), 1.0, 0.0
+        ),
+        Waste.LAYOUT: np.where(kernels & trace.named_among(device.rows, is_reordering), 1.0, 0.0),
+        Waste.FP32: _plain(timeline, device, kernels),
+        Waste.SHAPES: _misfit(timeline, device),
+        Waste.FUSION: _chains(timeline, device, kernels),
+    }
+    why, share = np.zeros(length.size, dtype=np.uint8), np.zeros(length.size)
+    for waste, part in saved.items():
+        mine = (why == Waste.NONE) & (part > 0) & device.computes
+        why[mine], share[mine] = waste, part[mine]
+    return WasteTable(why, np.rint(share * length).astype(np.int64))
+
+
+def with_waste(program: RankProgram, table: WasteTable, events: npt.NDArray[np.intp]) -> RankProgram:
+    """Return a program with what its ``events``, of those of the device, would save."""
+    wasted = np.flatnonzero(table.ns[events] > 0)
+    return replace(
+        program,
+        waste=table.why[events[wasted]],
+        waste_event=wasted.astype(np.int32),
+        waste_ns=table.ns[events[wasted]],
+    )
+
+
+def is_reordering(name: str) -> bool:
+    """True for a kernel that reorders tensors for a convolution, by its name."""
+    return _LAYOUT.search(name) is not None
+
+
+AttentionParts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.integer]]
+"""Stretches of the host's time: starts, ends, and threads."""
+
+_BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::bmm.out"})
+
+_SINGLE = frozenset(
+    {"aten::mm", "aten::addmm", "aten::addmm_", "aten::_scaled_mm", "aten::mv", "aten::addmv"}
+)
+
+_SOFTMAX = frozenset({"aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data"})
+
+
+ATTENTION_OPERATORS = _BATCHED | _SINGLE | _SOFTMAX
+"""Operators by which attention in parts is known."""
+
+
+def attention_parts(trace: Trace) -> AttentionParts:
+    """The host's time between the first and the second product of each attention that is not fused.
+
+    An attention is a softmax whose nearest matrix products on its thread are both batched.
+    """
+    kinds = np.zeros(len(trace.names) + 1, dtype=np.int8)
+    for index, name in enumerate(trace.names):
+        kinds[index] = 1 if name in _BATCHED else 2 if name in _SINGLE else 3 if name in _SOFTMAX else 0
+    rows = trace.rows_of_names(kinds[:-1] > 0, Kind.CPU_OP)
+    rows = rows[np.lexsort((trace.ts_ns[rows], trace.thread[rows]))]
+    kind, thread = kinds[trace.name[rows]], trace.thread[rows]
+    middle = np.flatnonzero(kind == 3)
+    middle = middle[(middle > 0) & (middle < rows.size - 1)]
+    before, after = middle - 1, middle + 1
+    whole = (kind[before] == 1) & (kind[after] == 1)
+    whole &= (thread[before] == thread[middle]) & (thread[after] == thread[middle])
+    chosen = middle[whole]
+    return trace.end_ns[rows[chosen - 1]], trace.ts_ns[rows[chosen + 1]], thread[chosen]
+
+
+def launched_within(trace: Trace, parts: AttentionParts, calls: Rows) -> Mask:
+    """Which calls of the host are made within some stretches; ``NO_ROW`` is none."""
+    starts, ends, threads = parts
+    inside = np.zeros(calls.size, dtype=bool)
+    linked = np.flatnonzero(calls != NO_ROW)
+    launched, thread_of = trace.ts_ns[calls[linked]], trace.thread[calls[linked]]
+    for thread in distinct(threads).tolist():
+        between = Spans.of(starts[threads == thread], ends[threads == thread])
+        inside[linked] |= (thread_of == thread) & (between.covered_ns(launched, launched + 1) > 0)
+    return inside
+
+
+def _plain(timeline: RankTimeline, device: Lined, kernels: Mask) -> npt.NDArray[np.float64]:
+    """The share of fp32 products off the tensor cores that these would save, at the least.
+
+    Products with a vector read each number once, and tensor cores would not help.
+    """
+    ratio = tensor_speedup(timeline)
+    if isinstance(ratio, Unknown) or ratio[0] <= 1:
+        return np.zeros(kernels.size)
+    categories = timeline.events.categories
+    plain = np.zeros(len(timeline.trace.names) + 1, dtype=bool)
+    for name_id, category in categories.items():
+        plain[name_id] = category in MATRIX and is_plain(timeline.trace.names[name_id])
+    return np.where(kernels & plain[timeline.trace.name[device.rows]], 1.0 - 1.0 / ratio[0], 0.0)
+
+
+def is_plain(name: str) -> bool:
+    """True for a product of matrices that surely runs off the tensor cores in fp32, by its kernel's name."""
+    found = matrix_format(name)
+    plain = found is not None and found.tensor_cores is False and found.dtype in ("fp32", "")
+    return plain and "gemv" not in name and "dot_kernel" not in name
+
+
+def _misfit(timeline: RankTimeline, device: Lined) -> npt.NDArray[np.float64]:
+    """The share that products whose sizes fit no tile would save at the rate of those that fit."""
+    none, work = np.zeros(device.rows.size), timeline.work
+    if work is None or not work.operators.misfit.any():
+        return none
+    operator, (flops, _) = work.of(device.rows)[0], work.work_of(device.rows)
+    place = np.minimum(np.searchsorted(work.operators.rows, operator), work.operators.rows.size - 1)
+    known = (operator != NO_ROW) & work.operators.is_matrix[place]
+    misfit = known & work.operators.misfit[place]
+    fitting = known & ~misfit
+    length = np.maximum(device.length_ns, 1)
+    if not misfit.any() or flops[fitting].sum() < flops[misfit].sum():
+        return none
+    rate = np.nan_to_num(flops) / length
+    order = np.flatnonzero(fitting)[np.argsort(rate[fitting], kind="stable")]
+    done = np.cumsum(flops[order])
+    usual = rate[order[np.searchsorted(done, done[-1] / 2)]]  # half of the work is done at this rate or less
+    return np.where(misfit, np.clip(1.0 - rate / usual, 0.0, 1.0), 0.0)
+
+
+def _chains(timeline: RankTimeline, device: Lined, kernels: Mask) -> npt.NDArray[np.float64]:
+    """The share that kernels save which follow each other on a stream and go over tensors of one size."""
+    trace, saved = timeline.trace, np.zeros(device.rows.size)
+    chained = np.zeros(len(trace.names) + 1, dtype=bool)
+    for name_id, category in timeline.events.categories.items():
+        # Inductor has fused what it could.
+        chained[name_id] = category in _CHAINED and not trace.names[name_id].startswith("triton_")
+    mine = kernels & chained[trace.name[device.rows]]
+    sizes = np.array([np.prod(grid) if grid else 0 for grid in trace.grids] + [0], dtype=np.int64)
+    blocks = sizes[trace.grid[device.rows]]
+    before = device.before
+    follows = mine & (before >= 0)
+    follows &= mine[before] & (device.part[before] == device.part)
+    follows &= (blocks > 1) & (blocks[before] == blocks)
+    saved[follows] += READ_AGAIN
+    np.add.at(saved, before[follows], WRITTEN)
+    return saved
