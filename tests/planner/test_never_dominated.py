@@ -120,10 +120,10 @@ def test_no_recommendation_is_beaten_by_a_row_of_its_table(experts: ModelShape) 
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("first", range(1000, 3000, 100))
+@pytest.mark.parametrize("first", range(1000, 3000, 50))
 def test_no_recommendation_of_2000_is_beaten(first: int, experts: ModelShape) -> None:
-    answered = sum(check(seed, experts) for seed in range(first, first + 100))
-    assert answered > 35
+    answered = sum(check(seed, experts) for seed in range(first, first + 50))
+    assert answered > 15
 
 
 def test_a_row_beats_another_only_if_it_is_nowhere_worse(tmp_path: Path) -> None:
