@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tracedoc
 from tracedoc.facts.catalog import Measurement
 from tracedoc.facts.measure_run import Measurements
+from tracedoc.ranks.run_view import habitual
 from tracedoc.testing import TraceBuilder
 
 
@@ -149,3 +151,9 @@ def test_what_compiling_costs_is_no_more_than_the_median_step(tmp_path: Path) ->
     facts = tracedoc.diagnose([builder.write(tmp_path / "rank-0.json")]).facts
     assert facts["step_ms"].value == 100
     assert facts["recompile_ms"].value == pytest.approx(900 / 1100 * 100)
+
+
+def test_a_habit_is_what_three_quarters_of_the_steps_exceed() -> None:
+    """Of five steps the second shortest counts, column by column."""
+    values = np.array([[30, 5], [10, 1], [30, 4], [10, 2], [30, 3]])
+    assert habitual(values).tolist() == [10, 2]

@@ -160,7 +160,7 @@ def test_what_comes_every_third_step(tmp_path: Path) -> None:
     assert not [one for one in found.findings if one.topic == "straggler"]
 
 
-@pytest.mark.parametrize("after_steps", [(1, 4), (1, 4, 8), (2, 3, 4), (4, 6, 8)])
+@pytest.mark.parametrize("after_steps", [(2, 9), (1, 4, 8), (2, 3, 4), (4, 6, 8)])
 def test_long_steps_that_follow_no_order(tmp_path: Path, after_steps: tuple[int, ...]) -> None:
     """Two are always at one distance; three at others, side by side, or where one that is due is usual."""
     found = diagnose(tmp_path, away=ALL, after_steps=after_steps, steps=12)
