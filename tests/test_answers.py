@@ -144,6 +144,8 @@ def _values(texts: list[str], rule: Rule) -> tuple[dict[str, Value], dict[str, s
         values[name] = "words" if unit == "text" else True if unit == "bool" else 2
         if name == "blocks_in_code":
             values[name] = "model.layers"
+        if name == "fusable_optimizer":
+            values[name] = "AdamW"
     return values, units
 
 

@@ -148,6 +148,19 @@ def _known(spans: Spans | None) -> Spans | Unknown:
 
 # -- the optimizer
 
+FUSABLE = ("SGD", "Adam", "AdamW", "Adagrad")
+"""Optimizers of PyTorch that update all parameters at once with ``fused=True``."""
+
+
+@rank_fact(unit="text", needs=("host_ops",), values=FUSABLE)
+def fusable_optimizer(timeline: RankTimeline) -> Value:
+    """The class of the optimizer that the trace names, where PyTorch has a fused one; unknown for others."""
+    classes = {vocabulary.optimizer_step_class(name) for name in timeline.trace.names} - {None}
+    found = sorted(classes & {*FUSABLE})
+    if len(found) == len(classes) == 1:
+        return found[0]
+    return Unknown("the trace names no optimizer, or one that PyTorch does not fuse")
+
 
 @rank_fact(unit="count", needs=("launches", "kernels", "host_ops"))
 def optimizer_kernels_per_step(timeline: RankTimeline) -> Value:
