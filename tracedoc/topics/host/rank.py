@@ -155,10 +155,9 @@ FUSABLE = ("SGD", "Adam", "AdamW", "Adagrad")
 @rank_fact(unit="text", needs=("host_ops",), values=FUSABLE)
 def fusable_optimizer(timeline: RankTimeline) -> Value:
     """The class of the optimizer that the trace names, where PyTorch has a fused one; unknown for others."""
-    classes = {vocabulary.optimizer_step_class(name) for name in timeline.trace.names} - {None}
-    found = sorted(classes & {*FUSABLE})
-    if len(found) == len(classes) == 1:
-        return found[0]
+    classes = {one for name in timeline.trace.names if (one := vocabulary.optimizer_step_class(name))}
+    if len(classes) == 1 and classes <= {*FUSABLE}:
+        return classes.pop()
     return Unknown("the trace names no optimizer, or one that PyTorch does not fuse")
 
 
