@@ -154,7 +154,10 @@ FUSABLE = ("SGD", "Adam", "AdamW", "Adagrad")
 
 @rank_fact(unit="text", needs=("host_ops",), values=FUSABLE)
 def fusable_optimizer(timeline: RankTimeline) -> Value:
-    """The class of the optimizer that the trace names, where PyTorch has a fused one; unknown for others."""
+    """The class of the optimizer that the trace names: "SGD", "Adam", "AdamW" or "Adagrad".
+
+    Those are the ones that PyTorch fuses; unknown for others.
+    """
     classes = {one for name in timeline.trace.names if (one := vocabulary.optimizer_step_class(name))}
     if len(classes) == 1 and classes <= {*FUSABLE}:
         return classes.pop()
