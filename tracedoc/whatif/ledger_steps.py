@@ -10,7 +10,7 @@ from tracedoc.play.run_program import Scenario
 from tracedoc.play.run_replay import WRONG, RunReplay, replay_other
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.topics.host.run import core_wait_ms
-from tracedoc.topics.step.long_steps import late_ms_of, long_steps, why_long
+from tracedoc.topics.step.long_steps import SLOWER, late_ms_of, long_steps, why_long
 from tracedoc.topics.straggler.late_ranks import stragglers
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown
@@ -110,12 +110,15 @@ def steps_apart(
         return None
     mean = float(found.length_ms.mean())
     apart, late = mean - replayed_ms, found.late_ms
-    if abs(apart) <= ALIKE_STEPS * mean:
+    why = why_long(run)
+    # Kernels that take longer are compute in every step, played or not: no other cause has that.
+    slower = not isinstance(why, Unknown) and why.kind == SLOWER
+    if abs(apart) <= ALIKE_STEPS * mean and not slower:
         return StepsApart(mean, found.steps)
     more = float(late.mean()) - late_ms if late.any() else 0.0
     more = min(max(more, min(apart, 0.0)), max(apart, 0.0))
-    slow = min(float(np.where(found.far, found.excess_ms, 0.0).mean()), max(apart - more, 0.0))
-    why = why_long(run)
+    slow = float(np.where(found.far, found.excess_ms, 0.0).mean())
+    slow = slow if slower else min(slow, max(apart - more, 0.0))
     if slow <= 0 or isinstance(why, Unknown):
         return StepsApart(mean, found.steps, late_ms=more, late=_by_cause(run) if more > 0 else {})
     numbers = ("step " if len(found.numbers) == 1 else "steps ") + format_ranges(found.numbers)

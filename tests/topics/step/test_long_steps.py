@@ -194,6 +194,9 @@ def test_most_steps_may_be_the_slow_ones(tmp_path: Path) -> None:
     names = ("long_steps_captured", "long_steps_pattern", "long_step_kind", "long_step_ranks")
     assert values(found, *names) == ("2-6", "from one on", "the same kernels", "every rank")
     assert found.facts["long_steps_cost_ms"].value == pytest.approx(24 * 5 / 7, abs=0.1)
+    finding = next(one for one in found.findings if one.rule_id == "slow-captured-step")
+    assert finding.gain is not None
+    assert finding.gain.likely_ms == pytest.approx(24 * 5 / 7, abs=0.1)
 
 
 def test_every_other_step_may_be_the_slow_one(tmp_path: Path) -> None:
