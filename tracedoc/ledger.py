@@ -55,7 +55,8 @@ class LedgerCause(msgspec.Struct, frozen=True):
     how much the step is shorter without this cause alone (low, likely, high), ``last_ms`` what the cause
     would still cost if all others were gone. ``ranks`` are those that it is seen on, where these are not all;
     ``place`` is where in the step. ``partner`` is the id of the cause that hides it: mending one alone gives
-    little, mending both more. ``told_by`` are the rules that name it.
+    little, mending both more. ``shared_with`` is the id of one that costs the same time: mending either
+    saves it, and each has a part of it as its share. ``told_by`` are the rules that name it.
     """
 
     id: str
@@ -66,6 +67,7 @@ class LedgerCause(msgspec.Struct, frozen=True):
     place: str = ""
     partner: str = ""
     told_by: tuple[str, ...] = ()
+    shared_with: str = ""
 
     @property
     def words(self) -> str:

@@ -117,7 +117,7 @@ def _run(view: View) -> str:
 
 def _finding_line(item: FindingView) -> str:
     finding = item.finding
-    gain = f": saves {safe(item.gain)}" if item.gain else ""
+    gain = f": {safe(item.gain)}" if item.gain else ""
     line = f"**{safe(finding.title)}** ({finding.severity}){gain}"
     if item.fixes:
         line += f". {safe(item.fixes[0].title)}"

@@ -105,7 +105,7 @@ def render_html(view: View) -> str:
     devices = {report.device for report in diagnosis.ranks}
     parts = tuple(by_cause(view.segments, diagnosis.budget)) if diagnosis.budget else ()
     drawing = contain("the timeline", lambda: draw(diagnosis, view.findings), None)
-    step_ms = diagnosis.budget.step_ms if diagnosis.budget else 0.0
+    step_ms = diagnosis.today_ms or 0.0
     detail = diagnosis.detail
     shown: dict[str, Any] = {
         "view": view,

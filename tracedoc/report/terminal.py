@@ -280,7 +280,7 @@ def _finding(console: Console, view: FindingView, run: str, *, whole: bool = Fal
         _hanging(console, 9, "why", Text(one_line(finding.why)))
     predicted = view.fixes[0].predicted if view.fixes else None
     if view.gain and predicted is None:
-        _hanging(console, 9, "saves", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
+        _hanging(console, 9, "step", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
     for fix in view.fixes if whole else view.fixes[:1]:
         _fix(console, fix, run)
     others = 0 if whole else len(view.fixes) - 1
