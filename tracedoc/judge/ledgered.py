@@ -453,8 +453,8 @@ def _hidden(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
         return ""
     saves = format_ms(alone) if alone > 0 else "nothing"
     return (
-        f" {partner[0].upper()}{partner[1:]} takes about as long at the same time: "
-        f"mending only this saves {saves}, mending both {format_ms(both[1])}."
+        f" Another limit takes about as long at the same time ({partner}): mending only this saves {saves},"
+        f" mending both {format_ms(both[1])}."
     )
 
 
