@@ -48,6 +48,15 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 """Families of causes, and causes: what rules may name."""
 
 
+SHARED_ABOVE = 1.1
+"""Causes that give more than this of their part of the step alone cost time that others cost as well."""
+
+
+def cost_of(share_ms: float, alone_ms: float) -> float:
+    """What causes cost a step, in ms: their part of it, or what mending them saves where that is far more."""
+    return alone_ms if alone_ms > SHARED_ABOVE * share_ms else share_ms
+
+
 class LedgerCause(msgspec.Struct, frozen=True):
     """What one cause costs the mean captured step.
 

@@ -12,7 +12,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, fixes_of, severity_by_share
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import before_full_stop
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range, cost_of
 from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
@@ -301,7 +301,7 @@ def _heard(
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     likely = gain.likely_ms if gain is not None else None
-    kept = replace(finding, severity=severity, gain=gain, cost_ms=max(share, likely or 0.0))
+    kept = replace(finding, severity=severity, gain=gain, cost_ms=cost_of(share, likely or 0.0))
     kept = _on_every_rank(kept, mine, measurements)
     kept = replace(kept, message=kept.message + _hidden(mine, measurements))
     return _Priced(kept, 0.0 if all(one.id in INHERENT for one in mine) else share, claim.conditions)
@@ -487,5 +487,5 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
         gain=gain,
         fixes=fixes_of(rule, cause.ranks, measurements) if rule else (),
         says=where,
-        cost_ms=max(cause.share_ms, alone[1]),
+        cost_ms=cost_of(cause.share_ms, alone[1]),
     )

@@ -9,22 +9,23 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Finding, Fix, Gain, RunInfo
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import changes_training, fitting_first, misfits, saves_nothing
+from tracedoc.judge.fixes import (
+    LONGEST_PLAN,
+    NOT_PLANNED,
+    changes_training,
+    fitting_first,
+    misfits,
+    saves_nothing,
+)
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
-from tracedoc.ledger import Ledger, Range
+from tracedoc.ledger import Ledger, Range, cost_of
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.whatif.answer import after, as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
-
-LONGEST_PLAN = 5
-"""A plan has at most this many fixes: what comes later rests on ever more assumptions."""
-
-NOT_PLANNED = ("double-batch", "faster-kernels")
-"""Changes of what is trained, its batch or its precision, which a plan leaves as they are."""
 
 HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets", "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
@@ -100,7 +101,7 @@ def _priced(finding: Finding, run: RunInfo) -> Finding:
     cost = finding.cost_ms
     if not changes_training(first):
         high = max(high, finding.gain.high_ms if finding.gain is not None else 0.0)
-        cost = None if cost is None else max(cost, likely)
+        cost = None if cost is None else cost_of(cost, likely)
     gain = Gain(low, high, "replay", first.predicted.assumptions, likely)
     return replace(finding, gain=gain, cost_ms=cost)
 

@@ -128,7 +128,7 @@ def render_html(view: View) -> str:
         "place": contain("the place to look", lambda: place_to_look(view), ""),
         "plan": contain(
             "the plan",
-            lambda: tuple(plan_rows(diagnosis.plan)),
+            lambda: tuple(plan_rows(diagnosis.plan)) if len(diagnosis.plan) + len(view.unplanned) > 1 else (),
             (),
         ),
         "causes": contain("what costs the step", lambda: tuple(_causes(view)), ()),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -24,8 +25,8 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
-from tracedoc.judge.fixes import fitting_first, framework_name
-from tracedoc.predicted import LEAST_SHARE
+from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
+from tracedoc.predicted import LEAST_SHARE, PlanStep
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
 from tracedoc.units import (
@@ -113,7 +114,8 @@ class View(msgspec.Struct, frozen=True):
     ``name`` is that of the run's folder, "" where it is not known, ``about`` says when it was captured, the
     versions, and the job's command. ``throughput`` is what it does in a second, and what its plan gives back,
     "" where neither is known. ``findings`` are about the job; those about the capture are ``limits``.
-    ``waterfall`` is what each cause costs; ``segments`` are what was observed, and ``where``.
+    ``waterfall`` is what each cause costs; ``segments`` are what was observed, and ``where``. ``unplanned``
+    says of warnings without a fix in the plan why they have none there.
     """
 
     diagnosis: Diagnosis
@@ -128,6 +130,7 @@ class View(msgspec.Struct, frozen=True):
     findings: tuple[FindingView, ...]
     limits: tuple[LimitView, ...]
     outcomes: str
+    unplanned: tuple[str, ...] = ()
 
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
@@ -153,7 +156,24 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
         outcomes=_outcomes(diagnosis, {one.rule_id for one in ordered if is_guard(one)}),
+        unplanned=tuple(_unplanned(diagnosis.plan, findings)),
     )
+
+
+def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Iterator[str]:
+    """What is said beside a plan of the first fixes of warnings that it is without."""
+    planned = {one.fix.rpartition("/")[0] for one in plan}
+    for item in findings if plan else ():
+        fix = item.fixes[0] if item.fixes else None
+        if fix is None or item.finding.severity == "note" or item.finding.id in planned:
+            continue
+        what = f"{fix.title} (finding {item.number})"
+        if fix.replays.partition(" ")[0] in NOT_PLANNED:
+            yield f"{what}: not planned, as it changes the batch or the precision"
+        elif fix.predicted is None:
+            yield f"{what}: not replayed{item.gain and f'; {item.gain}'}"
+        elif len(plan) < LONGEST_PLAN:
+            yield f"{what}: saves nothing more after these"
 
 
 def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingView:

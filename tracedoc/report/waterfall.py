@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, Finding
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, cost_of
 from tracedoc.units import format_ms, format_percent, format_ranges
 
 LEAST_SHARE = 0.01
@@ -112,8 +112,9 @@ def cause_note(cause: LedgerCause) -> str:
         parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
     if cause.place:
         parts.append(cause.place)
-    if cause.partner or cause.shared_with:
-        how, other = ("hidden by", cause.partner) if cause.partner else ("shared with", cause.shared_with)
-        saved = format_ms(cause.alone_ms[1]) if cause.alone_ms[1] > 0 else "nothing"
-        parts.append(f"{how} {CAUSE_WORDS.get(other, other)}: alone it saves {saved}")
+    alone = cause.alone_ms[1]
+    other = cause.partner or cause.shared_with
+    if other or cost_of(cause.share_ms, alone) > cause.share_ms:
+        how = f"{'hidden by' if cause.partner else 'shared with'} {CAUSE_WORDS.get(other, other)}: "
+        parts.append(f"{how if other else ''}alone it saves {format_ms(alone) if alone > 0 else 'nothing'}")
     return "; ".join(parts)

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.ledger import SHARED_ABOVE, Ledger, LedgerCause, Range
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.play.solver import Cyclic
@@ -33,9 +33,6 @@ SPLIT_FROM = 0.005
 
 HIDDEN_BELOW = 0.5
 """A cause is hidden by another if it gives less than this share of its part of the step alone."""
-
-SHARED_ABOVE = 1.1
-"""A cause that gives more than this of its part of the step alone costs time that another costs as well."""
 
 RANKS, SLOW, INPUT = "ranks", "slow_steps", "input.wait"
 """The family of ranks that are slower than their peers, and causes that other steps show."""
