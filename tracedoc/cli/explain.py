@@ -252,7 +252,7 @@ def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule], standing
         "",
         _paragraph("What it costs: the step is played again without it, alone and last. See: ledger"),
     ]
-    for rule in standing:
+    for rule in {rule.why: rule for rule in standing}.values():
         titles = dict.fromkeys(without_numbers(fix.title) for fix in rule.fixes)
         lines += ["", _paragraph(rule.why), "", f"Fixes, in full: tracedoc explain {rule.id}"]
         lines += [_paragraph(title, 2, hang=4) for title in titles]
