@@ -26,6 +26,7 @@ from tracedoc.diagnosis import (
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
+from tracedoc.judge.wording import alone_words
 from tracedoc.predicted import LEAST_SHARE, PlanStep
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
@@ -151,7 +152,9 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         throughput=_throughput(diagnosis),
         waterfall=build_waterfall(diagnosis, jobs),
         where=_where(diagnosis),
-        segments=_with_copies(segments(budget), diagnosis) if budget else (),
+        segments=_with_copies(segments(budget, on_cpu=diagnosis.run.device == "CPU"), diagnosis)
+        if budget
+        else (),
         overlap=_overlap(budget) if budget else "",
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
@@ -173,7 +176,7 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
         elif fix.predicted is None:
             yield f"{what}: not replayed{item.gain and f'; {item.gain}'}"
         elif len(plan) < LONGEST_PLAN:
-            yield f"{what}: saves nothing more after these"
+            yield f"{what}: saves less than {format_percent(LEAST_SHARE)} more after these"
 
 
 def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingView:
@@ -191,15 +194,15 @@ def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> Findin
     )
 
 
-def segments(budget: BudgetParts) -> tuple[Segment, ...]:
-    """Return the parts of a budget that are not empty, in the order of the bar."""
+def segments(budget: BudgetParts, *, on_cpu: bool = False) -> tuple[Segment, ...]:
+    """The parts of a budget that are not empty, in the order of the bar; ``on_cpu`` chooses the words."""
     whole = budget.step_ms
     found = []
     for key, label, field in BUDGET_PARTS:
         ms = float(getattr(budget, field))
         if ms <= 0 or whole <= 0:
             continue
-        note = _causes(budget.idle_causes_ms) if key == "idle" else ""
+        note = _causes(budget.idle_causes_ms, on_cpu=on_cpu) if key == "idle" else ""
         found.append(Segment(key, label, ms, ms / whole, note))
     return tuple(found)
 
@@ -225,7 +228,8 @@ def is_guard(finding: Finding) -> bool:
 
 
 ABOUT = 0.03
-"""The ends of a gain that differ by no more than this share are told as one."""
+"""The ends of a gain that differ by no more than this share are told as one, and a smaller share of the step
+is told as what is saved: as a step it would read like today's."""
 
 
 def _costs(finding: Finding, step_ms: float | None) -> str:
@@ -233,7 +237,8 @@ def _costs(finding: Finding, step_ms: float | None) -> str:
     if finding.cost_ms is None or not step_ms:
         return ""
     share = format_percent(finding.cost_ms / step_ms)
-    return f"costs {format_ms(finding.cost_ms)} of the {format_ms(step_ms)} step ({share})"
+    costs = f"costs {format_ms(finding.cost_ms)} of the {format_ms(step_ms)} step ({share})"
+    return ", ".join(filter(None, (costs, alone_words(finding.cost_ms, finding.alone_ms))))
 
 
 def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
@@ -248,6 +253,8 @@ def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
     if gain.likely_ms is not None and of_ms:
         if gain.likely_ms < LEAST_SHARE * of_ms:
             return "saves nothing alone"
+        if gain.likely_ms < ABOUT * of_ms:
+            return f"saves about {format_ms(gain.likely_ms)} a step"
         after_ms = tuple(max(of_ms - ms, 0.0) for ms in (gain.high_ms, gain.likely_ms, gain.low_ms))
         change = format_step_change(of_ms, (after_ms[0], after_ms[1], after_ms[2]))
         return change if gain.basis == "replay" else f"{change} without it"
@@ -423,14 +430,18 @@ def _overlap(budget: BudgetParts) -> str:
     return text
 
 
-def _causes(causes: dict[str, float], most: int = 3) -> str:
+def _causes(causes: dict[str, float], most: int = 3, *, on_cpu: bool = False) -> str:
     noise = 0.02 * sum(causes.values())
     largest = sorted(((ms, cause) for cause, ms in causes.items() if ms > noise), key=lambda pair: -pair[0])
-    words = [
-        f"{WORDS[cause].idle if cause in WORDS else cause.replace('_', ' ')} {format_ms(ms)}"
-        for ms, cause in largest[:most]
-    ]
+    words = [f"{_idle_words(cause, on_cpu=on_cpu)} {format_ms(ms)}" for ms, cause in largest[:most]]
     return ", ".join(words)
+
+
+def _idle_words(cause: str, *, on_cpu: bool) -> str:
+    words = WORDS.get(cause)
+    if words is None:
+        return cause.replace("_", " ")
+    return (words.on_cpu if on_cpu else "") or words.idle
 
 
 def _limits(limits: tuple[Limit, ...], guards: list[Finding]) -> tuple[LimitView, ...]:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.ledger import SHARED_ABOVE, Ledger, LedgerCause, Range
+from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE, Ledger, LedgerCause, Range
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.play.solver import Cyclic
@@ -30,9 +30,6 @@ from tracedoc.whatif.removal import OverSteps, Removal, without
 
 SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split; no range is played for such causes."""
-
-HIDDEN_BELOW = 0.5
-"""A cause is hidden by another if it gives less than this share of its part of the step alone."""
 
 RANKS, SLOW, INPUT = "ranks", "slow_steps", "input.wait"
 """The family of ranks that are slower than their peers, and causes that other steps show."""
