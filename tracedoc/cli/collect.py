@@ -186,6 +186,7 @@ def _tell_plan(command: tuple[str, ...], options: Options, single: list[str] | N
 def _tell_outcome(outcome: Outcome, options: Options) -> None:
     """Say on stderr what was captured, or why nothing was."""
     from tracedoc.run.ending import how_it_ended
+    from tracedoc.run.hang import hang_limits
 
     manifest = outcome.manifest
     for entry in (*manifest.ranks, *manifest.silent):
@@ -193,6 +194,8 @@ def _tell_outcome(outcome: Outcome, options: Options) -> None:
             say(f"tracedoc: rank {entry.rank}: {entry.state}: {entry.reason}")
     if words := how_it_ended(manifest):
         say(f"tracedoc: {words}")
+    for limit in hang_limits([str(outcome.folder)], None):
+        say(f"tracedoc: {limit.message}")
     if manifest.ranks:
         count = len(manifest.ranks)
         asked = count + sum(entry.level != "" for entry in manifest.silent)
