@@ -12,7 +12,7 @@ import pickle
 import pickletools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,7 +44,7 @@ class Call:
     ``group`` is backend and id of the process group, ``label`` its name for people; ``number`` counts the
     calls of a group, or of a pair of ranks: then ``peers`` are source and destination, numbered as there.
     ``entered_ns`` is by the host's clock; ``begun`` says that the device has begun it, where that is known.
-    ``place`` is ``train.py:88``, "" where the dump has no stacks.
+    ``local`` is the group's number on this rank; ``place`` is ``train.py:88``, "" in a dump without stacks.
     """
 
     group: str
@@ -55,6 +55,7 @@ class Call:
     entered_ns: int
     waits: bool
     begun: bool = False
+    local: int = 0
     place: str = ""
     peers: tuple[int, int] | None = None
 
@@ -63,13 +64,16 @@ class Call:
 class Dump:
     """What the recorder of one rank held; ``members`` are the ranks of groups, where the dump says them.
 
-    ``stands_in`` is the function that the rank was in, as ``write_metrics (train.py:4)``, "" if unknown.
+    ``entered`` are the numbers of the last collectives by the group's number on this rank, also where the
+    dump leaves their calls out. ``stands_in`` is the function that the rank was in, as ``save (train.py:4)``,
+    "" if unknown.
     """
 
     rank: int
     path: str
     calls: tuple[Call, ...]
     members: Mapping[str, tuple[int, ...]]
+    entered: Mapping[int, int] = field(default_factory=dict)
     stands_in: str = ""
 
 
@@ -112,11 +116,13 @@ def parse_dump(content: bytes, rank: int, path: str = "") -> Dump:
     if not isinstance(values, dict) or not isinstance(entries, list):
         raise UnusableError("is no dump of the flight recorder: it has no entries")
     listed = [entry for entry in entries if isinstance(entry, dict)]
-    done = _last_done(values.get("pg_status"))
+    done = _numbers(values, "last_completed_collective")
+    entered = _numbers(values, "last_enqueued_collective")
     # The parts of a coalesced call have no state of their own.
     whole = {_place_in_group(one): one for one in listed if _op(one) == "coalesced"}
     calls = [_call(one, whole.get(_place_in_group(one), one), done) for one in listed]
-    return Dump(rank, path, tuple(one for one in calls if one.op != "coalesced"), _members(values))
+    own = tuple(one for one in calls if one.op != "coalesced")
+    return Dump(rank, path, own, _members(values), entered)
 
 
 class _Plain(pickle.Unpickler):
@@ -145,7 +151,7 @@ def _plain_pickle(content: bytes) -> object:
         raise ValueError(f"it is damaged: {type(error).__name__}") from None
 
 
-def _call(entry: Mapping[str, Any], stated: Mapping[str, Any], done: Mapping[object, int]) -> Call:
+def _call(entry: Mapping[str, Any], stated: Mapping[str, Any], done: Mapping[int, int]) -> Call:
     group, label = _group(entry)
     backend, _, name = _text(entry.get("profiling_name")).partition(":")
     words = name.split()
@@ -167,6 +173,7 @@ def _call(entry: Mapping[str, Any], stated: Mapping[str, Any], done: Mapping[obj
         tensors=_tensors(entry.get("input_sizes"), entry.get("input_dtypes")),
         entered_ns=_whole(entry.get("time_created_ns")),
         waits=not finished,
+        local=_whole(entry.get("pg_id")),
         begun=stated.get("state") in ("started", "completed"),
         place=_place(entry.get("frames")),
         peers=(int(peers[0]), int(peers[1])) if is_pair else None,
@@ -203,14 +210,11 @@ def _place(frames: object) -> str:
     return ""
 
 
-def _last_done(status: object) -> dict[object, int]:
-    """The number of the last collective that each group finished, by the group's number on this rank."""
+def _numbers(values: Mapping[str, Any], name: str) -> dict[int, int]:
+    """The number of the last collective that a group entered or ended, by the group's number on this rank."""
+    status = values.get("pg_status")
     groups = status.items() if isinstance(status, dict) else ()
-    return {
-        _whole(one): _whole(state.get("last_completed_collective"))
-        for one, state in groups
-        if isinstance(state, dict)
-    }
+    return {_whole(one): _whole(state.get(name)) for one, state in groups if isinstance(state, dict)}
 
 
 def _members(values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -244,6 +248,11 @@ def _whole(value: object) -> int:
         value = int(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and 0 <= value < 2**63 else 0  # type: ignore[operator, return-value]
+
+
+def waits_in(dump: Dump) -> set[tuple[str, str, int]]:
+    """The calls that a rank waits in: group, operation and number."""
+    return {(one.group, one.op, one.number) for one in dump.calls if one.waits}
 
 
 def find_dumps(folder: Path) -> list[Path]:

@@ -174,7 +174,7 @@ def standstill(
         }
         collectives = {rank: [one for one in calls if one.peers is None] for rank, calls in own.items()}
         others = () if known else tuple(rank for rank in world if rank not in ranks)
-        stuck += (*_stuck_in(collectives, ranks, others), *_stuck_pairs(own, ranks))
+        stuck += (*_stuck_in(collectives, by_rank, ranks, others), *_stuck_pairs(own, ranks))
         matched += _entered_by_all(collectives)
     waits = {rank for one in stuck for rank in one.waiting}
     told = sorted(
@@ -209,7 +209,10 @@ def _groups(
 
 
 def _stuck_in(
-    calls: Mapping[int, Sequence[Call]], ranks: Sequence[int], others: tuple[int, ...]
+    calls: Mapping[int, Sequence[Call]],
+    dumps: Mapping[int, Dump],
+    ranks: Sequence[int],
+    others: tuple[int, ...],
 ) -> list[Stuck]:
     """The first collective of a group that a rank waits in, if any does: later ones wait for it."""
     waiting = {rank: one for rank, listed in calls.items() if (one := _first_waiting(listed)) is not None}
@@ -218,7 +221,11 @@ def _stuck_in(
     number = min(one.number for one in waiting.values())
     inside = {rank: one for rank, one in waiting.items() if one.number == number}
     entered = {rank: one for rank, listed in calls.items() for one in listed if one.number == number}
-    last = {rank: max((one.number for one in listed), default=0) for rank, listed in calls.items()}
+    local = next(iter(waiting.values())).local
+    last = {
+        rank: max([one.number for one in listed] or [dumps[rank].entered.get(local, 0)])
+        for rank, listed in calls.items()
+    }
     missing = tuple(rank for rank in ranks if rank in last and last[rank] < number)
     kinds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for rank, one in sorted(entered.items()):
