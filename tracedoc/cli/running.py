@@ -93,7 +93,6 @@ def capture_again(run: str, warmup: int, active: int) -> Path:
     """
     from tracedoc.run.flight import find_dumps
     from tracedoc.run.hang import read_standstill
-    from tracedoc.run.manifest import write_manifest
     from tracedoc.running import ask
 
     folder = Path(run).absolute()
@@ -111,7 +110,9 @@ def capture_again(run: str, warmup: int, active: int) -> Path:
         name = str(part.get("step_log"))
         if (folder / name).is_file() and "/" not in name:
             shutil.copyfile(folder / name, target / name)
-    manifest = write_manifest(target)
+    # The ranks may write to their parts still: they are merged by who reads them.
+    manifest = read_manifest(target)
+    assert manifest is not None
     for entry in (*manifest.ranks, *manifest.silent):
         if entry.reason:
             say(f"tracedoc: rank {entry.rank}: {entry.state}: {entry.reason}")

@@ -135,10 +135,7 @@ class StackSamples:
 
     def _hold(self, number: int) -> None:
         """Tell that a step hangs, with the frames of the script's own code, and wait for its end."""
-        frame = sys._current_frames().get(self._thread)
-        stack = stack_of(frame)
-        del frame
-        self._on_stuck(_words(tuple(one for one in stack if not _is_installed(one[0])) or stack))
+        self._on_stuck(script_frames(self._thread))
         while self._steps == number:
             if self._ended.wait(1.0):
                 return
@@ -161,8 +158,14 @@ def stack_of(frame: FrameType | None, *, ours: bool = False) -> Stack:
     return tuple(found)
 
 
-def _is_installed(code: CodeType) -> bool:
-    return code.co_filename.startswith((os.path.dirname(os.__file__), sys.prefix, "<frozen"))
+def script_frames(thread: int) -> list[str]:
+    """The frames of a thread that are of the script's own code, from the innermost outwards; else all."""
+    frame = sys._current_frames().get(thread)
+    stack = stack_of(frame)
+    del frame
+    installed = (os.path.dirname(os.__file__), sys.prefix, "<frozen")
+    own = tuple(one for one in stack if not one[0].co_filename.startswith(installed))
+    return _words(own or stack)
 
 
 def in_words(stacks: Iterable[tuple[Stack, int]]) -> list[Plain]:

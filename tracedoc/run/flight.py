@@ -22,7 +22,10 @@ FLIGHT_SUFFIX = ".flight"
 """Ends the names of dumps in a run directory: ``rank-3.flight``."""
 
 STACK_SUFFIX = ".stack"
-"""Ends the name of what the collector writes beside a dump: where the training thread was, a frame a line."""
+"""Ends the name of what the collector writes beside a dump: where the training thread was, a frame a line.
+
+Of several samples there is the innermost frame of each, with how often it was seen behind it: `` x12``.
+"""
 
 MAX_DUMP_BYTES = 128 << 20
 """A dump holds 2,000 calls by default: some megabytes with stacks."""
@@ -34,6 +37,7 @@ _PLAIN_OPCODES = re.compile(
     "PROTO|FRAME|STOP|MARK|NONE|NEWTRUE|NEWFALSE|BININT[12]?|LONG1|BINFLOAT|(SHORT_)?BINUNICODE|SETITEMS?|APPENDS?"
     "|EMPTY_(DICT|LIST|TUPLE)|TUPLE[123]?|MEMOIZE|(LONG_)?BIN(PUT|GET)"
 )
+_STACK_LINE = re.compile(r"^([^\n(]+)\(\d+\): ([^\n@]+)@(\d+)(?: x(\d{1,6}))?$", re.MULTILINE)
 _INSTALLED = ("site-packages", "dist-packages")
 
 
@@ -66,7 +70,7 @@ class Dump:
 
     ``entered`` are the numbers of the last collectives by the group's number on this rank, also where the
     dump leaves their calls out. ``stands_in`` is the function that the rank was in, as ``save (train.py:4)``,
-    "" if unknown.
+    "" if unknown; ``samples`` are the shares of functions in samples of its stack.
     """
 
     rank: int
@@ -75,6 +79,7 @@ class Dump:
     members: Mapping[str, tuple[int, ...]]
     entered: Mapping[int, int] = field(default_factory=dict)
     stands_in: str = ""
+    samples: Mapping[str, float] = field(default_factory=dict)
 
 
 def is_dump(path: Path) -> bool:
@@ -98,11 +103,19 @@ def read_dump(path: Path) -> Dump:
     match = _RANK.search(path.name)
     dump = parse_dump(content, int(match[1] or match[2]) if match else 0, str(path))
     with contextlib.suppress(UnusableError):
-        stack = read_bounded(path.with_name(path.name + STACK_SUFFIX), MAX_DUMP_BYTES).decode(
+        text = read_bounded(path.with_name(path.name + STACK_SUFFIX), MAX_DUMP_BYTES).decode(
             "utf-8", "replace"
         )
-        if frame := re.match(r"([^\n(]+)\(\d+\): ([^\n@]+)@(\d+)", stack):
-            dump = replace(dump, stands_in=f"{frame[2]} ({frame[1].rpartition('/')[2]}:{frame[3]})")
+        found = _STACK_LINE.findall(text)
+        shares: dict[str, float] = {}
+        named: dict[tuple[str, str], str] = {}
+        for file, name, line, count in found:
+            # The line is the one that was seen most often.
+            place = named.setdefault((file, name), f"{name} ({file.rpartition('/')[2]}:{line})")
+            shares[place] = shares.get(place, 0) + int(count or 0)
+        seen = sum(shares.values())
+        samples = {place: share / seen for place, share in shares.items()} if seen else {}
+        dump = replace(dump, stands_in=next(iter(shares), ""), samples=samples)
     return dump
 
 

@@ -30,6 +30,10 @@ LEAST_LATE_FRAC = 0.02
 """From this share of the time on, as a cause in the ledger is a warning from 2 % of the step on."""
 
 
+MORE = 0.15
+"""The share of samples by which a function is told: with forty of them, chance gives less."""
+
+
 @dataclass(frozen=True, slots=True)
 class Stuck:
     """A call that some ranks are in and that has not ended.
@@ -84,6 +88,7 @@ class Late:
     """A rank that the others wait for: it entered ``last`` of ``calls`` after all others.
 
     It did so ``late_ms`` (median) after them; ``frac`` is what that takes of the time that the calls span.
+    ``more_in`` is the function that it is in more often than the others are, "" where none is known.
     """
 
     rank: int
@@ -91,6 +96,7 @@ class Late:
     calls: int
     late_ms: float
     frac: float
+    more_in: str = ""
 
     @property
     def words(self) -> str:
@@ -98,6 +104,7 @@ class Late:
         return (
             f"rank {self.rank} entered {self.last} of {self.calls} calls last, {format_ms(self.late_ms)} "
             f"(median) after all others, which wait {format_percent(self.frac)} of the time for it"
+            f"{f'; it is more than they in {self.more_in}' if self.more_in else ''}"
         )
 
 
@@ -122,17 +129,18 @@ class Standstill:
             told.append(f"{more} more calls have not ended")
         if not told:
             told = [f"no rank waits: all calls in the dumps of {_ranks(self.ranks)} had ended"]
-        if self.late is not None:
+        if self.late is not None and not self.stuck:
             told.append(self.late.words)
         return [*told, *self.unread]
 
 
 def read_standstill(
-    paths: Iterable[Path], world_size: int | None = None, *, one_clock: bool = False
+    paths: Iterable[Path], world_size: int | None = None, *, one_clock: bool = False, since_ns: int = 0
 ) -> Standstill:
     """What dumps say that lie at ``paths``; of a rank the newest of each kind of name is taken.
 
     ``world_size`` adds the ranks without a dump; with ``one_clock`` all ranks are known to be on one host.
+    Who is late is told of calls since ``since_ns``.
 
     Raises :class:`InputError` where none of them can be read.
     """
@@ -155,11 +163,12 @@ def read_standstill(
         raise InputError(
             unread[0] if unread else "there is no dump", "pass dumps of PyTorch's flight recorder"
         )
-    return replace(standstill(list(dumps.values()), world_size, one_clock=one_clock), unread=tuple(unread))
+    found = standstill(list(dumps.values()), world_size, one_clock=one_clock, since_ns=since_ns)
+    return replace(found, unread=tuple(unread))
 
 
 def standstill(
-    dumps: Sequence[Dump], world_size: int | None = None, *, one_clock: bool = False
+    dumps: Sequence[Dump], world_size: int | None = None, *, one_clock: bool = False, since_ns: int = 0
 ) -> Standstill:
     """What the dumps of some ranks of a job say together; parameters as for :func:`read_standstill`."""
     by_rank = {dump.rank: dump for dump in dumps}
@@ -180,7 +189,8 @@ def standstill(
     told = sorted(
         (_with_roots(one, waits, by_rank) for one in stuck), key=lambda one: (one.follows, one.since_ns)
     )
-    late = None if told else _latest(matched, one_clock=one_clock)
+    recent = [entry for entry in matched if min(entry.values()) >= since_ns]
+    late = _latest(recent, by_rank, one_clock=one_clock)
     return Standstill(tuple(sorted(by_rank)), tuple(told), late)
 
 
@@ -308,7 +318,9 @@ def _entered_by_all(calls: Mapping[int, Sequence[Call]]) -> list[dict[int, int]]
     return [entry for entry in entries.values() if len(entry) == len(calls) > 1]
 
 
-def _latest(matched: Sequence[Mapping[int, int]], *, one_clock: bool) -> Late | None:
+def _latest(
+    matched: Sequence[Mapping[int, int]], dumps: Mapping[int, Dump], *, one_clock: bool
+) -> Late | None:
     """The rank that the others wait for most, if that is :data:`LEAST_LATE_FRAC` of the time.
 
     Without one clock, what a rank is late by in every call may be its clock, and is not counted.
@@ -330,7 +342,25 @@ def _latest(matched: Sequence[Mapping[int, int]], *, one_clock: bool) -> Late | 
     frac = sum(costs[rank]) / max(max(moments) - min(moments), 1)
     if frac < LEAST_LATE_FRAC:
         return None
-    return Late(rank, len(costs[rank]), len(matched), median(costs[rank]) / 1e6, frac)
+    late_ms = median(costs[rank]) / 1e6
+    return Late(rank, len(costs[rank]), len(matched), late_ms, frac, _more_in(rank, dumps))
+
+
+def _more_in(rank: int, dumps: Mapping[int, Dump]) -> str:
+    """The function that samples show on a rank more often than on any other, by :data:`MORE` of them."""
+    others = [dump.samples for one, dump in dumps.items() if one != rank]
+    more = {
+        place: share - max((_share(samples, place) for samples in others), default=0.0)
+        for place, share in dumps[rank].samples.items()
+    }
+    place = max(more, key=lambda one: more[one], default="")
+    return place if place and more[place] >= MORE else ""
+
+
+def _share(samples: Mapping[str, float], place: str) -> float:
+    """The share of a function, whatever its line."""
+    name = place.rpartition(":")[0]
+    return sum(share for one, share in samples.items() if one.rpartition(":")[0] == name)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -104,12 +104,17 @@ def wait_for(
     Raises :class:`InputError` where the processes are gone.
     """
     target = folder / request.folder
+    patience = int(SECONDS_STILL / SECONDS_BETWEEN_LOOKS)
     still_since, seen = time.monotonic(), last_steps(folder, ranks)
     while True:
         parts = {part["rank"]: part for part in read_parts(target) if part.get("part") == "rank"}
         states = [parts[part["rank"]].get("state") if part["rank"] in parts else "" for part in ranks]
         if all(state in (COMPLETE, PARTIAL, NOTHING) for state in states):
-            return True
+            # Their step with stacks comes last; ranks that recorded one before will again.
+            lacks = [part for part in ranks if "source" in part and "source" not in parts[part["rank"]]]
+            if not lacks or patience <= 0:
+                return True
+            patience -= 1
         gone = [
             part
             for part in ranks
