@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from tracedoc.diagnosis import Fix
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.rule import OTHERWISE, RuleFix, Words, value_key
+from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_quantity
 from tracedoc.values import Unknown, Value
@@ -75,6 +76,12 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
     return _PLACEHOLDER.sub(replace, _OPTIONAL.sub(optional, template))
 
 
+def is_known(template: str, values: Mapping[str, Value]) -> bool:
+    """False where a value that ``template`` cannot do without is not known."""
+    needed = placeholders(_OPTIONAL.sub(_left_out, template))
+    return not any(isinstance(values.get(name, Unknown("")), Unknown) for name in needed)
+
+
 def without_numbers(template: str) -> str:
     """``template`` as it reads without a run: ``...`` for each value, and no optional part."""
     return _PLACEHOLDER.sub(_blank, _OPTIONAL.sub(_left_out, template))
@@ -92,6 +99,13 @@ def before_full_stop(message: str, words: str) -> str:
     """The message with ``words`` in brackets at its end, within those that it ends with."""
     said, stop = (message[:-1], ".") if message.endswith(".") else (message, "")
     return f"{said[:-1]}; {words}){stop}" if said.endswith(")") else f"{said} ({words}){stop}"
+
+
+def alone_words(share_ms: float, alone_ms: float | None) -> str:
+    """What mending causes alone saves, in words, where that is far from their part of the step; else ""."""
+    if alone_ms is None or HIDDEN_BELOW * share_ms <= alone_ms <= SHARED_ABOVE * share_ms:
+        return ""
+    return f"alone it saves {format_ms(alone_ms) if alone_ms > 0 else 'nothing'}"
 
 
 def compressed(keys: Sequence[str], comma: str = ",") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.idle_causes import WORDS
-from tracedoc.predicted import PathPiece, Predicted
+from tracedoc.predicted import SAME_SAMPLES, PathPiece, Predicted
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 STATES: dict[str, tuple[str, str]] = {
@@ -56,7 +56,8 @@ def predicted_words(predicted: Predicted) -> str:
     if predicted.gain_ms[1] <= 0:
         return f"saves nothing alone{limit and f': the step is {limit}'}"
     change = format_step_change(predicted.before_ms, predicted.step_ms)
-    return f"{change}{limit and f', then {limit}'}"
+    same = SAME_SAMPLES if predicted.change.startswith("double-batch") else ""
+    return f"{change}{same}{limit and f', then {limit}'}"
 
 
 def shares_of(path: dict[str, float]) -> str:
