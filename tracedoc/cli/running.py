@@ -93,6 +93,7 @@ def capture_again(run: str, warmup: int, active: int) -> Path:
     """
     from tracedoc.run.flight import find_dumps
     from tracedoc.run.hang import read_standstill
+    from tracedoc.run.manifest import read_manifest
     from tracedoc.running import ask
 
     folder = Path(run).absolute()
