@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,13 +62,7 @@ def watch(run: str, prometheus: str | None, on_drift: str, every: float) -> None
     follow(Path(run), (prometheus and Path(prometheus)) or None, on_drift == "capture", every)
 
 
-def follow(
-    folder: Path,
-    metrics: Path | None,
-    capture: bool,
-    every: float,
-    pause: Callable[[float], object] = time.sleep,
-) -> None:
+def follow(folder: Path, metrics: Path | None, capture: bool, every: float) -> None:
     """Follow a run until its job ends; raises :class:`InputError` for a folder without step logs."""
     from tracedoc.running.watch import SLOW, JobWatch, write_metrics
 
@@ -107,7 +100,7 @@ def follow(
         if ended:
             shown.end(job.words)
             return
-        pause(SECONDS_BETWEEN_LOOKS)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 class _Shown:

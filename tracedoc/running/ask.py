@@ -7,7 +7,7 @@ import math
 import socket
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -96,9 +96,7 @@ def ask(folder: Path, *, warmup: int, active: int) -> tuple[Request, list[Part]]
     return request, ranks
 
 
-def wait_for(
-    folder: Path, request: Request, ranks: Sequence[Part], pause: Callable[[float], object] = time.sleep
-) -> bool:
+def wait_for(folder: Path, request: Request, ranks: Sequence[Part]) -> bool:
     """Wait until the ranks have captured; return whether they went on, and did not stand still.
 
     Raises :class:`InputError` where the processes are gone.
@@ -122,7 +120,7 @@ def wait_for(
         ]
         if gone:
             raise InputError(f"the job of {folder} has ended meanwhile", "what was captured is in its folder")
-        pause(SECONDS_BETWEEN_LOOKS)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
         now = last_steps(folder, ranks)
         if now != seen:
             still_since, seen = time.monotonic(), now
@@ -130,14 +128,12 @@ def wait_for(
             return False
 
 
-def wait_for_dumps(
-    folder: Path, request: Request, ranks: Sequence[Part], pause: Callable[[float], object] = time.sleep
-) -> list[Path]:
+def wait_for_dumps(folder: Path, request: Request, ranks: Sequence[Part]) -> list[Path]:
     """The dumps that the ranks write at once, after at most some seconds."""
     target = folder / request.folder
     for _ in range(10):
         found = sorted(target.glob(f"*{FLIGHT_SUFFIX}"))
         if len(found) >= len(ranks):
             break
-        pause(SECONDS_BETWEEN_LOOKS / 2)
+        time.sleep(SECONDS_BETWEEN_LOOKS / 2)
     return found

@@ -13,7 +13,6 @@ import re
 import socket
 import struct
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tracedoc.errors import InputError
@@ -88,9 +87,7 @@ def _receive(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def gather(
-    host: str, folder: Path, pids: list[int], seconds: float, pause: Callable[[float], object] = time.sleep
-) -> int:
+def gather(host: str, folder: Path, pids: list[int], seconds: float) -> int:
     """Wait for the files of the processes, and name them by their ranks; the number of complete ones.
 
     What of a process did not come is in the manifest with its reason.
@@ -100,7 +97,7 @@ def gather(
     sizes: dict[int, int] = {}
     done: set[int] = set()
     while len(done) < len(files) and time.monotonic() < deadline:
-        pause(1.0)
+        time.sleep(1.0)
         for pid, path in files.items():
             with contextlib.suppress(OSError):
                 size = path.stat().st_size

@@ -1,4 +1,4 @@
-"""Rank 1 writes metrics in every step from the middle on: ``slows_down.py STEPS SECONDS``, of each step and more."""
+"""Rank 1 writes metrics from the middle on: ``slows_down.py STEPS SECONDS``, for as long as a step pauses."""
 
 import os
 import sys
