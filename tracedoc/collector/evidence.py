@@ -34,6 +34,7 @@ from tracedoc.collector.environment import (
     link_rates,
     read_counters,
 )
+from tracedoc.collector.flight import remove_dumps, write_dumps
 from tracedoc.collector.frameworks import BatchWatch, describe, describe_compile, find_live
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe
@@ -196,7 +197,13 @@ class _Watch:
         self.armed = False
         self.core_wait: CoreWait | None = None
         self.schedule = ThreadSchedule()
-        self.samples = StackSamples()
+        self.samples = StackSamples(self._stuck)
+
+    def _stuck(self, stack: list[str] | None) -> None:
+        if stack is None:
+            remove_dumps(self.folder, self.stem)
+        else:
+            write_dumps(self.folder, self.stem, stack)
 
 
 def _ignore(generation: int, end_ns: int, length_ns: int) -> None:
