@@ -29,7 +29,7 @@ _HELP_INSTEAD: tuple[type[click.ClickException], ...] = tuple(
 
 COMMANDS = (
     "collect", "diagnose", "compare", "history", "whatif", "kernels", "plan", "report", "facts", "explain",
-    "rules", "completion",
+    "rules", "mcp", "completion",
 )  # fmt: skip
 """What can be run; ``tracedoc.cli.NAME`` defines ``NAME``, and is imported where it is asked for."""
 
