@@ -97,7 +97,7 @@ def test_an_agent_gets_from_the_question_to_fix_and_prediction(run: Path) -> Non
         expected = finding.fixes[0].predicted
         assert answer["answer"] == diagnosis.summary
         assert worst["rule_id"] == finding.rule_id
-        assert worst["gain"]["high_ms"] == pytest.approx(finding.gain.high_ms, rel=1e-4)
+        assert worst["cost_ms"] == pytest.approx(finding.cost_ms, rel=1e-4)
         assert fix["change"] == finding.fixes[0].change
         assert predicted["alone"][0]["step_ms"] == pytest.approx(expected.step_ms, rel=1e-4)
 

@@ -106,17 +106,19 @@ def whole(finding: FindingView) -> Answer:
 def _finding(view: FindingView, names: tuple[str, ...], *, most_fixes: int) -> Answer:
     answer = {name: getattr(view if hasattr(view, name) else view.finding, name) for name in names}
     fixes = [_fix(fix) for fix in view.fixes[:most_fixes]]
-    return answer | {"saves": view.gain, "gain": view.finding.gain, "fixes": fixes}
+    played = bool(view.fixes) and view.fixes[0].predicted is not None
+    gain = {} if played else {"saves": view.gain, "gain": view.finding.gain}  # one number for one thing
+    return answer | {"cost_ms": view.finding.cost_ms} | gain | {"fixes": fixes}
 
 
 def _fix(fix: Fix) -> Answer:
     answer: Answer = {name: getattr(fix, name) for name in ("title", "framework", "change", "advice", "risk")}
-    return answer | {"replays": fix.replays, "predicted": _predicted(fix.predicted)}
+    predicted = {} if fix.predicted is None else _predicted(fix.predicted)
+    predicted = {name: item for name, item in predicted.items() if name not in ("state", "change")}
+    return answer | {"replays": fix.replays, "predicted": predicted}
 
 
-def _predicted(predicted: Predicted | None) -> Answer:
-    if predicted is None:
-        return {}
+def _predicted(predicted: Predicted) -> Answer:
     answer: Answer = msgspec.to_builtins(predicted)
     return {"words": predicted_words(predicted)} | answer
 

@@ -123,6 +123,7 @@ class Tools:
             "what_costs_the_step": ledger_lines(view),
             "findings": [brief(one) for one in view.findings],
             "plan": view.diagnosis.plan,
+            "not_in_the_plan": view.unplanned,
             "budgets": view.diagnosis.budgets,
             "limits": limits_of(view),
         }
