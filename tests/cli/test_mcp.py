@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 import tracedoc
-from tracedoc.cli.mcp.answers import MOST_BYTES, MOST_ROWS, fitted
+from tracedoc.cli.mcp.answers import ANSWER_BYTES, ANSWER_ROWS, fitted
 from tracedoc.cli.mcp.tools import Tools
 
 mcp = pytest.importorskip("mcp", reason="the extra mcp is not installed")
@@ -275,12 +275,12 @@ def test_hosts_and_absolute_paths_stay_here(run: Path) -> None:
 def test_answers_are_cut_to_what_an_agent_can_read() -> None:
     rows = [{"name": "kernel " * 40, "time_ms": 1 / 3, "note": ""} for _ in range(500)]
     found, text = fitted({"rows": rows, "more": {"few": [1, 2]}, "absent": None})
-    assert len(text) <= MOST_BYTES
+    assert len(text) <= ANSWER_BYTES
     assert len(found["rows"]) + found["left_out"]["rows"] == 500
-    assert len(found["rows"]) <= MOST_ROWS
+    assert len(found["rows"]) <= ANSWER_ROWS
     assert found["rows"][0]["time_ms"] == 0.33333
     assert found["more"] == {"few": [1, 2]}
     assert "absent" not in found
     _, text = fitted({"text": "x" * 1_000_000})
-    assert len(text) <= MOST_BYTES
+    assert len(text) <= ANSWER_BYTES
     assert msgspec.json.decode(text)["text"].endswith(" ...")

@@ -18,10 +18,10 @@ from tracedoc.timeline.build import RankTimeline
 
 Answer = dict[str, Any]
 
-MOST_ROWS = 40
+ANSWER_ROWS = 40
 """Rows of one table in an answer."""
 
-MOST_BYTES = 24_000
+ANSWER_BYTES = 24_000
 """JSON of one answer: some 8,000 tokens."""
 
 LONGEST_TEXT = 2_000
@@ -29,20 +29,20 @@ LONGEST_TEXT = 2_000
 
 
 def fitted(answer: Answer) -> tuple[Answer, str]:
-    """The answer, and the same as JSON of at most :data:`MOST_BYTES`.
+    """The answer, and the same as JSON of at most :data:`ANSWER_BYTES`.
 
     What is empty is left out, and numbers have five digits. Tables lose rows from their end, in the answer's
     ``left_out`` by the table's name, and where that is not enough texts their ends.
     """
     whole = msgspec.to_builtins(answer, str_keys=True)
-    most, longest = MOST_ROWS, 10 * LONGEST_TEXT
+    most, longest = ANSWER_ROWS, 10 * LONGEST_TEXT
     while True:
         left_out: dict[str, int] = {}
         found = _short(whole, "", most, longest, left_out)
         if left_out:
             found["left_out"] = left_out
         text = msgspec.json.encode(found).decode()
-        if len(text) <= MOST_BYTES or longest <= 1:
+        if len(text) <= ANSWER_BYTES or longest <= 1:
             return found, text
         most, longest = (most * 2 // 3, longest) if most > 3 else (most, min(longest, LONGEST_TEXT) // 2)
 
@@ -166,7 +166,7 @@ def window_of(seen: RankTimeline, start_ns: int | None, end_ns: int | None) -> A
     events = seen.events.on(seen.device)
     inside = np.flatnonzero((events.start_ns < end) & (events.end_ns > start))
     lengths = events.end_ns[inside] - events.start_ns[inside]
-    shown = np.sort(inside[np.argsort(-lengths, kind="stable")[:MOST_ROWS]])
+    shown = np.sort(inside[np.argsort(-lengths, kind="stable")[:ANSWER_ROWS]])
     idle = seen.idle.in_window(start, end) if seen.idle is not None else {}
     return {
         "start_ns": start - zero,
