@@ -122,5 +122,10 @@ def lightning(folder):
 
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
-    os.environ.update(WANDB_SILENT="true", MLFLOW_ALLOW_FILE_STORE="true", GIT_PYTHON_REFRESH="quiet")
+    os.environ.update(
+        WANDB_SILENT="true",
+        MLFLOW_ALLOW_FILE_STORE="true",
+        GIT_PYTHON_REFRESH="quiet",
+        WANDB__SERVICE_WAIT="300",
+    )
     globals()[sys.argv[1]](Path(sys.argv[2]))
