@@ -398,8 +398,8 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     # What a part takes whose other end is not known may be waiting, for the stage of a rank that is missing.
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
-    dur = _taken(even.dur, balanced_stages(program, even.dur))
-    lag = _taken(even.lag, balanced_hosts(program, even.lag)) if program.layout.is_cpu else None
+    dur = _taken(even.dur, balanced_stages(program, even))
+    lag = _taken(even.lag, balanced_hosts(program, even)) if program.layout.is_cpu else None
     balanced = dur is not None or lag is not None
     members: dict[str, Removal | None] = {
         "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
