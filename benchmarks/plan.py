@@ -29,8 +29,10 @@ from tracedoc.planner.timing import Step, predict
 ROWS = Path(__file__).with_name("published_rows.json")
 _OF_TRAINING = (
     "precision", "loss", "accumulation", "compiled", "fp8", "optimizer", "optimizer_in_backward",
-    "lora_rank", "base_bits",
+    "lora_rank", "base_bits", "capacity",
 )  # fmt: skip
+
+_WAYS = ("tensor", "pipeline", "context", "expert", "chunks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +118,18 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
 def _layout(row: dict[str, Any], question: Question) -> Layout:
     if "layout" not in row:
         return data_parallel(question, row["strategy"])
-    split = {
-        name: row["layout"].get(name, 1) for name in ("tensor", "pipeline", "context", "expert", "chunks")
-    }
+    split = {name: row["layout"].get(name, 1) for name in _WAYS}
     data = row["gpus"] // (split["tensor"] * split["pipeline"] * split["context"])
     micro_batch, rounds = row["micro_batch"], row["accumulation"]
     overlaps = tuple(row["layout"]["overlaps"]) if "overlaps" in row["layout"] else None
     return Layout(
-        row["layout"]["family"], data, **split, micro_batch=micro_batch, rounds=rounds, overlaps=overlaps
+        row["layout"]["family"],
+        data,
+        **split,
+        expert_tensor=row["layout"].get("expert_tensor", 0),
+        micro_batch=micro_batch,
+        rounds=rounds,
+        overlaps=overlaps,
     )
 
 

@@ -156,11 +156,23 @@ def _mlp_bytes(question: Question, layout: Layout) -> float:
     frozen = bool(question.frozen) and not adapted
     # With one norm for both, the MLP sees what attention saw.
     inputs = 0 if frozen or model.norms == 1 else c * (2 if wide and model.gated else 1)
-    inputs += 2 * c * model.experts_met  # each expert's tokens are picked, and its results put back
     # The last of them is the input of a matrix, and not kept if that is frozen.
     tensors = model.mlp_tensors - (1 if frozen and model.mlp_tensors > 1 else 0)
     dropped = c + 1 if model.mlp_dropout else 0  # the result, and a mask
-    return inputs * model.hidden + (tensors * c + dropped) * model.mlp_width
+    # With experts all but that of shared ones is as often there as tokens are routed.
+    padded = question.routed / model.experts_met if model.experts_met else 1.0
+    return (
+        inputs * model.hidden + (tensors * c + dropped) * model.mlp_width * padded + routed_bytes(question, layout)
+    )
+
+
+def routed_bytes(question: Question, layout: Layout) -> float:
+    """The bytes a block keeps for a token as it is picked for its experts, and their results are put back.
+
+    Megatron weighs what goes into an expert's last matrix, and keeps no result (arXiv 2603.07685, 4.1).
+    """
+    copies = 1 if layout.family == "megatron" else 2
+    return copies * PRECISIONS[question.training.precision].compute * question.routed * question.model.hidden
 
 
 def outside_activations(question: Question, layout: Layout) -> float:

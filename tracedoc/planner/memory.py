@@ -222,7 +222,7 @@ def _saved_in_8_bits(question: Question, layout: Layout) -> float:
     training, model = question.training, question.model
     if not training.fp8 or layout.family != "megatron":
         return 0.0
-    inputs = (1 + max(1, model.experts_met)) * model.hidden + model.mlp_width
+    inputs = (1 + max(1, question.routed)) * model.hidden + model.mlp_width
     return training.tokens * (PRECISIONS[training.precision].compute - 1) * (inputs - model.q_width)
 
 

@@ -166,7 +166,7 @@ def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iter
     shown = OVERLAP_EXPOSED if "tensor" in layout.overlapped else 1.0
     yield Transfer("tensor", "all-gather", "forward", calls, calls * stream, tensor, exposed=shown)
     yield _of_a_sequence(question, layout, blocks, passes)
-    met = training.tokens / layout.split_work * max(1, model.experts_met) * model.hidden * c
+    met = training.tokens / layout.split_work * max(1, question.routed) * model.hidden * c
     calls, shown = blocks * 2 * passes, OVERLAP_EXPOSED if overlaps_experts(question, layout) else 1.0
     yield Transfer(
         "expert",
