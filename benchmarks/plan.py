@@ -2,8 +2,8 @@
 
 ``published_rows.json`` holds the runs with their sources. The constants of ``planner/timing.py`` and the
 shares in ``hardware.toml`` were fitted to the rows of llm-foundry, that of slow links to fms-fsdp, and those
-of layouts and of Blackwell to Megatron's (but for Nemotron and Grok) and to torchtitan's asynchronous tensor
-parallelism; the others were left out.
+of layouts and of Blackwell to NeMo's, Megatron-Bridge's, DGX Cloud's Llama and torchtitan's asynchronous
+tensor parallelism; the others were left out, as their sources say.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
         lora_targets=tuple(row.get("lora_targets", ())),
         **{name: row[name] for name in _OF_TRAINING if name in row},
     )
-    question = Question(model, training, row["gpus"], nodes, gpu.memory_bytes)
+    memory_bytes = row["memory_gb"] * 1e9 if "memory_gb" in row else gpu.memory_bytes
+    question = Question(model, training, row["gpus"], nodes, memory_bytes)
     across = None
     if nodes > 1:
         named = find_link(row["network"], across=True) if "network" in row else None
@@ -112,7 +113,7 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
     # What PyTorch reserved has no context in it.
     allocated = (memory.total - memory.context) / 2**30
     how = layout.title if "layout" in row else row["strategy"]
-    return Row(row, question, how, step, measured, may_fit(memory, gpu.memory_bytes), allocated)
+    return Row(row, question, how, step, measured, may_fit(memory, memory_bytes), allocated)
 
 
 def _layout(row: dict[str, Any], question: Question) -> Layout:
@@ -130,6 +131,7 @@ def _layout(row: dict[str, Any], question: Question) -> Layout:
         micro_batch=micro_batch,
         rounds=rounds,
         overlaps=overlaps,
+        flex=row["layout"].get("flex", False),
     )
 
 

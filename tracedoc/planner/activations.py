@@ -53,6 +53,8 @@ def logit_bytes(question: Question, layout: Layout) -> float:
     c = PRECISIONS[training.precision].compute
     if training.loss == "fused":
         return 2.0 * c
+    if layout.family == "megatron" and training.loss == "eager":
+        return 4.0 + c  # in place: an fp32 copy of the logits, which becomes softmax and gradient
     # Without a loss in fp32: as computed, log-softmax, and its gradient. Autocast computes losses in fp32.
     wide = model.fp32_loss or residual_bytes(question, layout) > c
     each = EAGER_LOGIT_BYTES if wide else 3 * c
@@ -69,6 +71,7 @@ def cached_logit_bytes(question: Question, layout: Layout) -> int:
     c = PRECISIONS[question.training.precision].compute
     wide = question.model.fp32_loss or residual_bytes(question, layout) > c
     eager = question.training.loss == "eager" and question.model.has_logits and question.model.step is None
+    eager = eager and layout.family != "megatron"
     return c if eager and wide and c < 4 else 0
 
 

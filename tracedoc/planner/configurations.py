@@ -434,7 +434,11 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
     elif layout.chunks > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank {layout.chunks}")
     if model.experts_met:
-        words += [f"--expert-model-parallel-size {layout.expert}", "--moe-token-dispatcher-type alltoall"]
+        words.append(f"--expert-model-parallel-size {layout.expert}")
+        words.append(f"--moe-token-dispatcher-type {'flex' if layout.flex else 'alltoall'}")
+        if training.capacity:
+            words.append(f"--moe-expert-capacity-factor {training.capacity:g}")
+            words.append("--moe-pad-expert-input-to-capacity")
         if layout.tensor > 1:
             words.append(f"--expert-tensor-parallel-size {layout.cut_experts}")
     if overlaps_experts(question, layout):

@@ -106,7 +106,7 @@ class Layout(msgspec.Struct, frozen=True):
     of the model (interleaved 1F1B). What is trained data-parallel
     alone has a size of 1 in all other ways. ``overlaps`` names of :data:`OVERLAPS` what is sent beside
     computation, ``context_by`` one of :data:`CONTEXTS`. Without ``sequence_parallel`` a tensor group keeps
-    whole what its matrices do not split.
+    whole what its matrices do not split. ``flex`` sends tokens to experts by DeepEP or HybridEP, not NCCL.
     """
 
     strategy: str
@@ -123,6 +123,7 @@ class Layout(msgspec.Struct, frozen=True):
     overlaps: tuple[str, ...] | None = None
     context_by: str = ""
     sequence_parallel: bool = True
+    flex: bool = False
 
     @property
     def overlapped(self) -> tuple[str, ...]:

@@ -462,6 +462,8 @@ def unit_bytes(question: Question, layout: Layout) -> tuple[float, float]:
     if layout.pipeline > 1:
         return 0.0, block * c
     per_weight, root = frozen_share(question), _outside_weights(question, layout, True)
+    if layout.family == "torchtitan":  # embedding and head are units of their own
+        root = min(root, model.vocabulary * model.hidden / layout.tensor)
     gathered = root * per_weight + 2 * block * per_weight
     reduce = block * (4 if c < 4 else c)
     gradients = 0 if question.frozen else root * c + block * c + reduce

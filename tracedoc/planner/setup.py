@@ -222,6 +222,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """How layouts share a sequence, of ``layouts.CONTEXTS``; empty for what is usual."""
     sequence_parallel: bool = True
     """Whether tensor parallelism splits what is outside of its matrices, too."""
+    flex: bool = False
+    """Whether Megatron's layouts send tokens to experts by DeepEP or HybridEP."""
     strategy: str = ""
     """The strategy that a search found; empty where the decision rules choose."""
     keeps_micro_batch: bool = False

@@ -63,6 +63,8 @@ class Options(msgspec.Struct, frozen=True):
     overlap: str | None = None
     context_parallel: str | None = None
     no_sequence_parallel: bool = False
+    capacity: float | None = None
+    flex_dispatch: bool = False
     precision: str | None = None
     optimizer: str | None = None
     lora_rank: int | None = None
@@ -205,6 +207,7 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         overlaps=overlaps,
         context_by=context,
         sequence_parallel=not options.no_sequence_parallel,
+        flex=options.flex_dispatch,
         keeps_micro_batch=options.micro_batch is not None and not search,
         keeps_accumulation=options.accumulation is not None,
         search=search and not layouts,
@@ -272,7 +275,18 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         compiled=options.compiled,
         fp8=options.fp8,
         optimizer_in_backward=options.optimizer_in_backward,
+        capacity=options.capacity or 0.0,
     )
+    if options.capacity is not None and options.capacity <= 0:
+        raise InputError(f"--capacity is {options.capacity:g}", "an even share for each is: --capacity 1")
+    of_experts = {"--capacity": options.capacity, "--flex-dispatch": options.flex_dispatch}
+    for option, value in of_experts.items():
+        if value and not (options.framework == "megatron" and model.experts_met):
+            raise InputError(
+                f"{option} is for models with experts", f"leave out {option}, or add: --framework megatron"
+            )
+    if options.capacity and options.flex_dispatch:
+        raise InputError("Megatron drops and pads tokens with NCCL's all-to-all", "leave out --flex-dispatch")
     if options.lora_targets and not training.lora_rank:
         raise InputError("--lora-targets has no effect without adapters", "add: --lora-rank 16")
     return training
