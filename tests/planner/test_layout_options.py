@@ -52,7 +52,10 @@ def test_a_capacity_pads_what_experts_compute_on(tmp_path: Path) -> None:
     layout = Layout("megatron", data=16, expert=8)
     padded = question.changed(capacity=2.0)
     of_experts = sum(m.inputs * m.outputs * 8 for m in question.model.linears if m.count > 1)
-    more = step_flops(padded, checkpointing=False)[0].matmul - step_flops(question, checkpointing=False)[0].matmul
+    more = (
+        step_flops(padded, checkpointing=False)[0].matmul
+        - step_flops(question, checkpointing=False)[0].matmul
+    )
     assert more == 2 * of_experts * question.model.experts_met * question.training.tokens
     (tokens,), (twice,) = sent(question, layout, "expert"), sent(padded, layout, "expert")
     assert twice.size == 2 * tokens.size

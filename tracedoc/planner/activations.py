@@ -164,9 +164,8 @@ def _mlp_bytes(question: Question, layout: Layout) -> float:
     dropped = c + 1 if model.mlp_dropout else 0  # the result, and a mask
     # With experts all but that of shared ones is as often there as tokens are routed.
     padded = question.routed / model.experts_met if model.experts_met else 1.0
-    return (
-        inputs * model.hidden + (tensors * c + dropped) * model.mlp_width * padded + routed_bytes(question, layout)
-    )
+    of_width = (tensors * c + dropped) * model.mlp_width * padded
+    return inputs * model.hidden + of_width + routed_bytes(question, layout)
 
 
 def routed_bytes(question: Question, layout: Layout) -> float:

@@ -55,7 +55,7 @@ def configurations_of(question: Question, chosen: Candidate) -> tuple[Configurat
         return configurations(question, chosen.strategy, checkpointing=chosen.checkpointing)
     if layout.family == "torchtitan":
         text = torchtitan_toml(question, layout, checkpointing=chosen.checkpointing)
-        title = f"torchtitan ({TOML_NAME}), beside your [model], [optimizer] and data"
+        title = f"torchtitan 0.2 ({TOML_NAME}), beside your [model], [optimizer] and data"
         return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question, layout)),)
     text = megatron_arguments(question, layout, checkpointing=chosen.checkpointing)
     title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your model, data and learning rate"

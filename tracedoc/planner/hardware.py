@@ -94,7 +94,7 @@ class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The share that GPUs of one switch reach between them."""
 
     exchanged: float = 1.0
-    """What of that an all-to-all of NCCL reaches: sends to each peer, which fill NVLink no more than so far."""
+    """What of that NCCL's all-to-all reaches: sends to each peer, which fill NVLink no more than so far."""
 
     def reached(self, group: int, distance: int = 1) -> float:
         """The GB/s that large collectives reach in a group of GPUs, each so far from the next.

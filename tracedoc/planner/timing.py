@@ -317,12 +317,12 @@ def _narrower(question: Question, layout: Layout) -> float:
     model, training = question.model, question.training
     if layout.strategy in STRATEGIES:
         return 0.0
-    tokens, met = training.tokens / layout.context, max(1, question.routed)
+    tokens, met = training.tokens / layout.context, max(1.0, question.routed)
     moved = flops = 0.0
     for matrix in model.linears:
         sides = matrix.inputs, matrix.outputs
         narrow, wide = sorted(sides) if matrix.count > 1 else _sides(matrix, model)
-        size = narrow * wide * (model.blocks if matrix.blocks is None else matrix.blocks)
+        size = 1.0 * narrow * wide * (model.blocks if matrix.blocks is None else matrix.blocks)
         cut = layout.tensor if matrix.count == 1 else layout.cut_experts
         more = cut / narrow - 1 / (narrow if matrix.count == 1 else model.hidden)
         if matrix.count > 1:

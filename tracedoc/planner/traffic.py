@@ -221,9 +221,7 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     group, distance, local = transfer.group, transfer.distance, question.gpus_per_node
     exchanged = inside.exchanged if inside and transfer.op == "all-to-all" else 1.0
     if not _spans_nodes(question, group, distance):
-        return (
-            (exchanged * inside.reached(group, distance), inside.latency_us * 1e-6) if inside else None
-        )
+        return (exchanged * inside.reached(group, distance), inside.latency_us * 1e-6) if inside else None
     several = distance < local  # of the group are in a node
     if across is None or (inside is None and several):
         return None
