@@ -361,7 +361,11 @@ def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], 
     shared = f"{layout.tensor} GPUs cannot share its {model.heads} heads, {heads} of keys"
     return (
         (bool(whole), f"{model.name}: {shared}"),
-        (stages > model.blocks, f"{model.blocks} blocks are fewer than its {stages} stages"),
+        # Megatron's first and last part may be embedding and head alone.
+        (
+            stages > model.blocks + 2 * (layout.family == "megatron"),
+            f"{model.blocks} blocks are fewer than its {stages} stages",
+        ),
         (layout.chunks > 1 and layout.pipeline == 1, "vpp is for a pipeline, and this has none"),
         (bool(experts % expert), f"the experts of a block, {experts}, do not divide by {expert}"),
         (bool(peers % expert), f"the {peers} GPUs that could share experts do not divide by {expert}"),

@@ -68,7 +68,9 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option(
     "--flex-dispatch", is_flag=True, help="Megatron: tokens go to experts by DeepEP or HybridEP, not NCCL."
 )
-@click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
+@click.option(
+    "--precision", metavar="NAME", help="fp32, bf16-mixed(-reduce), fp16-mixed or bf16. [bf16-mixed]"
+)
 @click.option(
     "--optimizer",
     metavar="NAME",
