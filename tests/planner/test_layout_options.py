@@ -92,6 +92,23 @@ def test_cut_matrices_reach_less_of_the_peak(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("experts", "framework", "capacity", "flex", "said"),
+    [
+        (False, "megatron", 1.0, False, "are for Megatron's models with experts"),
+        (True, "torchtitan", 0.0, True, "are for Megatron's models with experts"),
+        (True, "megatron", -1.0, False, "--capacity is -1$"),
+        (True, "megatron", 1.0, True, "--capacity is 1 with --flex-dispatch"),
+    ],
+)
+def test_a_capacity_is_for_experts_and_nccls_all_to_all(
+    experts: bool, framework: str, capacity: float, flex: bool, said: str, tmp_path: Path
+) -> None:
+    question = ask(model(tmp_path, **(MOE if experts else {})), capacity=capacity)
+    with pytest.raises(InputError, match=said):
+        plan(question, PlanRequest(CLUSTER, framework=framework, flex=flex))
+
+
 @pytest.mark.parametrize(("overlaps", "shown"), [((), 1.0), (("data",), 1.0), (("data", "tensor"), 0.4)])
 def test_tensor_parallelism_is_exposed_unless_it_is_overlapped(
     overlaps: tuple[str, ...], shown: float, tmp_path: Path

@@ -392,6 +392,16 @@ def check_layouts(question: Question, request: PlanRequest) -> None:
             f"--framework {family} has sequence parallelism with this model",
             "leave out --no-sequence-parallel",
         )
+    capacity, experts = question.training.capacity, question.model.experts_met
+    if (capacity or request.flex) and not (family == "megatron" and experts):
+        raise InputError(
+            "--capacity and --flex-dispatch are for Megatron's models with experts", "leave it out"
+        )
+    if capacity < 0 or (capacity and request.flex):
+        raise InputError(
+            f"--capacity is {capacity:g}{' with --flex-dispatch' * request.flex}",
+            "Megatron pads an even share with NCCL's all-to-all alone: --capacity 1",
+        )
     for what, refused in _refused(question, family):
         if refused:
             raise InputError(

@@ -185,6 +185,8 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         ("--overlap", options.overlap),
         ("--context-parallel", options.context_parallel),
         ("--no-sequence-parallel", options.no_sequence_parallel),
+        ("--capacity", options.capacity is not None),
+        ("--flex-dispatch", options.flex_dispatch),
     )
     for option, value in given:
         if value and not layouts:
@@ -277,16 +279,6 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         optimizer_in_backward=options.optimizer_in_backward,
         capacity=options.capacity or 0.0,
     )
-    if options.capacity is not None and options.capacity <= 0:
-        raise InputError(f"--capacity is {options.capacity:g}", "an even share for each is: --capacity 1")
-    of_experts = {"--capacity": options.capacity, "--flex-dispatch": options.flex_dispatch}
-    for option, value in of_experts.items():
-        if value and not (options.framework == "megatron" and model.experts_met):
-            raise InputError(
-                f"{option} is for models with experts", f"leave out {option}, or add: --framework megatron"
-            )
-    if options.capacity and options.flex_dispatch:
-        raise InputError("Megatron drops and pads tokens with NCCL's all-to-all", "leave out --flex-dispatch")
     if options.lora_targets and not training.lora_rank:
         raise InputError("--lora-targets has no effect without adapters", "add: --lora-rank 16")
     return training
