@@ -109,6 +109,22 @@ def test_a_capacity_is_for_experts_and_nccls_all_to_all(
         plan(question, PlanRequest(CLUSTER, framework=framework, flex=flex))
 
 
+def test_few_tokens_reach_less_of_the_peak(tmp_path: Path) -> None:
+    """512 tokens instead of 4096: each product moves 1/512 - 1/4096 more numbers a FLOP."""
+    large = model(tmp_path, **LARGE, num_key_value_heads=32)
+    few, many = (ask(large, gpus=8, sequence=tokens) for tokens in (512, 4096))
+    steps = [predict(one, Layout("megatron", data=8), CLUSTER, checkpointing=False) for one in (few, many)]
+    assert steps[0] is not None
+    assert steps[1] is not None
+    flops = [sum(f.matmul for f in step_flops(one, checkpointing=False)) for one in (few, many)]
+    attention = [sum(f.attention for f in step_flops(one, checkpointing=False)) for one in (few, many)]
+    assert attention[1] == 64 * attention[0]
+    more = 8 * steps[0].compute_ms - steps[1].compute_ms  # what is left is attention, which grows with both
+    shorter = (attention[1] - 8 * attention[0]) / (989e12 * 0.5) * 1e3
+    moved = flops[1] * NARROW_TRAFFIC * (1 / 512 - 1 / 4096) / 3350e9 * 1e3
+    assert more + shorter == pytest.approx(moved, rel=0.02)
+
+
 @pytest.mark.parametrize(("overlaps", "shown"), [((), 1.0), (("data",), 1.0), (("data", "tensor"), 0.4)])
 def test_tensor_parallelism_is_exposed_unless_it_is_overlapped(
     overlaps: tuple[str, ...], shown: float, tmp_path: Path

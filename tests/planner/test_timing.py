@@ -131,8 +131,9 @@ def test_accumulation_repeats_all_but_the_update() -> None:
     assert four.expected_ms - four.optimizer_ms == pytest.approx(4 * (once.expected_ms - once.optimizer_ms))
 
 
-def test_what_no_product_does_runs_at_the_speed_of_the_memory() -> None:
+def test_what_no_product_does_runs_at_the_speed_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """At no arithmetic: 9.2 passes over what blocks keep, 48 bytes a logit, over 1000 GB/s."""
+    monkeypatch.setattr("tracedoc.planner.timing.NARROW_TRAFFIC", 0.0)
     fast = Gpu("GPU", 80, 1e9, 1000, "nvlink", "test", matmul=1.0, attention=1.0)
     asked = question(1)
     found = predict(asked, data_parallel(asked, "single"), Cluster(fast, None, None), checkpointing=False)
