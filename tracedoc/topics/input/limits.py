@@ -61,7 +61,7 @@ def _waits(rank: RankJob) -> dict[str, float] | Unknown:
 @digest_fact(
     unit="text",
     values=LIMITS,
-    needs=(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, slowest_worker_frac),
+    needs=(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, compute_ms, slowest_worker_frac),
 )
 def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What keeps the data loader from being faster, where training waits for it.
@@ -102,14 +102,22 @@ def _waiting(window: LoaderWindow) -> str:
 
 
 def _of_thread(rank: RankJob, digest: RankDigest) -> Value:
-    """Whether the training thread runs or sleeps in its loader, where one of these is certain."""
-    busy, idle, step = training_thread_busy_frac(rank), input_idle_ms.of(digest), step_ms.of(digest)
-    known = [float(one) for one in (busy, idle, step) if isinstance(one, int | float)]
-    if len(known) < 3 or known[1] <= 0:
+    """Whether the training thread runs or sleeps in its loader, where one of these is certain.
+
+    Outside the loader it may do either; a CPU's operators run on it.
+    """
+    facts = (
+        training_thread_busy_frac(rank),
+        input_idle_ms.of(digest),
+        step_ms.of(digest),
+        compute_ms.of(digest),
+    )
+    known = [float(one) for one in facts if isinstance(one, int | float)]
+    if len(known) < len(facts) or known[1] <= 0:
         return NO_WINDOW
-    share, loads, length = known
+    share, loads, length, computes = known
     elsewhere = max(length - loads, 0.0)
-    if (1.0 - share) * length - elsewhere >= BUSY * loads:
+    if (1.0 - share) * length - (elsewhere - computes * digest.is_cpu) >= BUSY * loads:
         return "disk" if rank.counters.get("process.read_bytes", 0) >= READ_BYTES else "waiting"
     return "CPU" if share * length - elsewhere >= BUSY * loads else "none"
 
