@@ -26,6 +26,7 @@ CROWDS = (
     "threads",
     "loader workers",
     "others",
+    "none",
 )
 
 
@@ -82,7 +83,8 @@ def core_crowd(run: RunView) -> dict[str, Value]:
 
     The container's "quota"; ranks "pinned together" to processors of which the host has others, or "pinned to
     few" of those; "more ranks than cores"; operators with more "threads" than there are cores for each rank;
-    "loader workers", more than its cores; "others" where it is none of these.
+    "loader workers", more than its cores; "others" where it is none of these. "none" where its cores are not
+    known.
     """
 
     def crowd(rank: RankJob, sharing: Sequence[RankJob]) -> Value:
@@ -91,7 +93,7 @@ def core_crowd(run: RunView) -> dict[str, Value]:
         if isinstance(throttled, float) and throttled > 0:
             return "quota"
         if not machine.allowed:
-            return NO_CORES
+            return "none"
         taken = frozenset[int]().union(*(one.machine.allowed for one in ranks))
         each = len(machine.allowed) // len(sharing)
         if machine.usable - taken and each * len(ranks) < len(machine.usable):
