@@ -24,7 +24,7 @@ MOST_WAITING = 0.7
 """A worker that is waited for so much of the time is slower than the others, of three or more."""
 
 CROWDED = 0.3
-"""Workers that wait so much of their time for a core have too few."""
+"""Workers that wait for a core for so much of the time have too few."""
 
 BUSY = 0.5
 """A thread that runs for half of the time is limited by its core, else by what it waits for."""
@@ -89,7 +89,7 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     if len(window.workers) > 2 and isinstance(share, float) and share >= MOST_WAITING:
         return "one worker"
     ran, waited = (sum(one.get(name, 0) for one in window.workers) for name in ("ran_us", "waited_us"))
-    if waited >= CROWDED * (ran + waited) > 0:
+    if waited >= CROWDED * len(window.workers) * window.wall_us:
         return "few cores"
     if ran >= BUSY * len(window.workers) * window.wall_us:
         return "CPU"
