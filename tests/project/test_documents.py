@@ -1,4 +1,4 @@
-"""Hold that the documents tell the truth: commands run, shown outputs are current, links lead somewhere."""
+"""Hold that the documents tell the truth: commands exist, shown outputs are current, links lead somewhere."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from types import ModuleType
 
 import click
 import pytest
-from click.testing import CliRunner
 
 import tracedoc
 from tests.golden import REFRESH
@@ -37,48 +36,15 @@ def name_of(document: Path) -> str:
     return str(document.relative_to(REPOSITORY))
 
 
-def commands_of(document: Path) -> list[str]:
-    return [
-        line.removeprefix("$ ")
-        for block in re.findall(r"```console\n(.*?)```", document.read_text(encoding="utf-8"), re.S)
-        for line in block.splitlines()
-        if line.startswith("$ tracedoc ")
-    ]
-
-
-def test_the_documents_that_show_commands_are_found() -> None:
-    assert {"README.md", "CONTRIBUTING.md", "docs/plan.md"} <= {
-        name_of(document) for document in DOCUMENTS if commands_of(document)
-    }
-
-
-@pytest.mark.parametrize("document", [d for d in DOCUMENTS if commands_of(d)], ids=name_of)
-def test_every_command_of_a_document_runs(
-    document: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Commands of one document run in order in one folder, so that later ones may use earlier results."""
-    (tmp_path / "docs").mkdir()
-    for folder in ("sample_traces", "rules", "docs/house-rules"):
-        (tmp_path / folder).symlink_to(REPOSITORY / folder)
-    # One file of cases shows that the command works; all of them run in tests of their own.
-    (tmp_path / "tests" / "rules").mkdir(parents=True)
-    cases = Path("tests", "rules", "exposed-communication.yaml")
-    (tmp_path / cases).symlink_to(REPOSITORY / cases)
-    monkeypatch.chdir(tmp_path)
-    for command in commands_of(document):
-        done = CliRunner().invoke(main, shlex.split(command, comments=True)[1:])
-        assert done.exit_code == 0, f"{command}\n{done.stderr}"
-
-
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
-def test_every_command_that_names_a_job_of_the_reader_is_one(document: Path) -> None:
-    """Commands within a line, or on files of the reader's: there is such a command with such options."""
+def test_every_command_is_one(document: Path) -> None:
+    """There is such a command with such options, in the changelog and decisions as well."""
     text = document.read_text(encoding="utf-8")
     shown = re.findall(r"`(tracedoc [^`]+)`", text)
     shown += [line for block in re.findall(r"```sh\n(.*?)```", text, re.S) for line in block.splitlines()]
     for line in shown:
         words = shlex.split(re.split(r" [|>]+ |&&", line)[0], comments=True)
-        if words[0] != "tracedoc" or len(words) < 2 or words[1].startswith("-"):
+        if words[:1] != ["tracedoc"] or len(words) < 2 or words[1].startswith("-"):
             continue
         command = main.get_command(click.Context(main), words[1])
         assert command is not None, line
