@@ -48,6 +48,15 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 """Families of causes, and causes: what rules may name."""
 
 
+SHARED_ABOVE = 1.1
+"""Causes that give more than this of their part of the step alone cost time that others cost as well."""
+
+
+def cost_of(share_ms: float, alone_ms: float) -> float:
+    """What causes cost a step, in ms: their part of it, or what mending them saves where that is far more."""
+    return alone_ms if alone_ms > SHARED_ABOVE * share_ms else share_ms
+
+
 class LedgerCause(msgspec.Struct, frozen=True):
     """What one cause costs the mean captured step.
 
@@ -55,7 +64,8 @@ class LedgerCause(msgspec.Struct, frozen=True):
     how much the step is shorter without this cause alone (low, likely, high), ``last_ms`` what the cause
     would still cost if all others were gone. ``ranks`` are those that it is seen on, where these are not all;
     ``place`` is where in the step. ``partner`` is the id of the cause that hides it: mending one alone gives
-    little, mending both more. ``told_by`` are the rules that name it.
+    little, mending both more. ``shared_with`` is the id of one that costs the same time: mending either
+    saves it, and each has a part of it as its share. ``told_by`` are the rules that name it.
     """
 
     id: str
@@ -66,6 +76,7 @@ class LedgerCause(msgspec.Struct, frozen=True):
     place: str = ""
     partner: str = ""
     told_by: tuple[str, ...] = ()
+    shared_with: str = ""
 
     @property
     def words(self) -> str:

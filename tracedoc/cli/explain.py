@@ -129,7 +129,13 @@ def _meanings(
     if name in CAUSE_IDS:
         named = [rule for rule in rules.values() if _names_cause(rule, name)]
         causes = {one: words for one, words in CAUSE_WORDS.items() if _is_part(one, name)}
-        yield "cause", {"causes": causes, "rules": [rule.id for rule in named]}, _cause(name, causes, named)
+        standing = [rule for rule in rules.values() if name in rule.stands_for]
+        about = {
+            "causes": causes,
+            "rules": [rule.id for rule in named],
+            "fixes": [one.id for one in standing],
+        }
+        yield "cause", about, _cause(name, causes, named, standing)
     if name in limits():
         yield "limit", limits()[name], f"{name}  (limit)\n\n{_paragraph(limits()[name])}\n"
     if name in words():
@@ -230,8 +236,13 @@ def _shared_alias(name: str, rules: Sequence[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule]) -> str:
-    """What a cause or a family of causes is, the rules that name it, and a budget on it."""
+def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule], standing: Sequence[Rule]) -> str:
+    """What a cause or a family of causes is, why it costs time, its fixes, the rules that name it, a budget.
+
+    The reason and the fixes are those of the rules that are ``standing`` for it.
+    """
+    from tracedoc.judge.wording import without_numbers
+
     if name in causes:
         lines = [f"{name}  (cause)", "", _paragraph(causes[name][0].upper() + causes[name][1:] + ".")]
     else:
@@ -241,6 +252,10 @@ def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule]) -> str:
         "",
         _paragraph("What it costs: the step is played again without it, alone and last. See: ledger"),
     ]
+    for rule in {rule.why: rule for rule in standing}.values():
+        titles = dict.fromkeys(without_numbers(fix.title) for fix in rule.fixes)
+        lines += ["", _paragraph(rule.why), "", f"Fixes, in full: tracedoc explain {rule.id}"]
+        lines += [_paragraph(title, 2, hang=4) for title in titles]
     if rules:
         lines += ["", "Rules that name it"]
         lines += [_paragraph(f"{rule.id}: {rule.title}", 2, hang=4) for rule in rules]

@@ -90,7 +90,11 @@ def compose(
     )
     return Diagnosis(
         summary=_with_capture(summary, _failure(limits, run), info),
-        run=info,
+        run=replace(
+            info,
+            samples_per_s=_rate(measurements, samples_per_step, ledger),
+            tokens_per_s=_rate(measurements, tokens_per_step, ledger),
+        ),
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
         findings=judgement.findings,
@@ -186,14 +190,14 @@ def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, .
         captured_at=_captured_at(run),
         name=folder_of([one.source for one in run.digests], [one.host for one in run.digests]),
         command=run.job.command if run.job is not None else "",
-        samples_per_s=_rate(measurements, samples_per_step),
-        tokens_per_s=_rate(measurements, tokens_per_step),
     )
 
 
-def _rate(measurements: Measurements, of_step: Fact) -> float | None:
-    """What all captured ranks do in a second of the analysed step, ``None`` where that is not known."""
+def _rate(measurements: Measurements, of_step: Fact, ledger: Ledger | None) -> float | None:
+    """What all captured ranks do in a second of today's step, ``None`` where that is not known."""
     count, length_ms = measurements.value(of_step), measurements.value(step_ms)
+    if ledger is not None and ledger.step_ms > 0:
+        length_ms = ledger.step_ms
     if isinstance(count, int) and isinstance(length_ms, float) and length_ms > 0:
         return 1e3 * count / length_ms
     return None

@@ -238,7 +238,7 @@ def fixed_words(one: FindingChange, realised_ms: float, grown: str = "") -> str:
     if one.predicted_ms is None:
         return text
     low, high = one.predicted_ms
-    predicted = gain_text(Gain(low, high, "ceiling")).partition(" a step")[0]
+    predicted = gain_text(Gain(low, high, "ceiling")).removeprefix("saves ").partition(" a step")[0]
     if one.likely_ms is not None and one.likely_ms > 0 and not predicted.startswith("about"):
         predicted = f"about {format_ms(one.likely_ms)} ({predicted})"
     became = f"{format_ms(abs(realised_ms))} {'shorter' if realised_ms >= 0 else 'longer'}"

@@ -105,7 +105,7 @@ def render_html(view: View) -> str:
     devices = {report.device for report in diagnosis.ranks}
     parts = tuple(by_cause(view.segments, diagnosis.budget)) if diagnosis.budget else ()
     drawing = contain("the timeline", lambda: draw(diagnosis, view.findings), None)
-    step_ms = diagnosis.budget.step_ms if diagnosis.budget else 0.0
+    step_ms = diagnosis.today_ms or 0.0
     detail = diagnosis.detail
     shown: dict[str, Any] = {
         "view": view,
@@ -128,7 +128,7 @@ def render_html(view: View) -> str:
         "place": contain("the place to look", lambda: place_to_look(view), ""),
         "plan": contain(
             "the plan",
-            lambda: tuple(plan_rows(diagnosis.plan)),
+            lambda: tuple(plan_rows(diagnosis.plan)) if len(diagnosis.plan) + len(view.unplanned) > 1 else (),
             (),
         ),
         "causes": contain("what costs the step", lambda: tuple(_causes(view)), ()),

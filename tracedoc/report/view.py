@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -24,7 +25,8 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
-from tracedoc.judge.fixes import fitting_first, framework_name
+from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
+from tracedoc.predicted import LEAST_SHARE, PlanStep
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
 from tracedoc.units import (
@@ -33,6 +35,7 @@ from tracedoc.units import (
     format_percent,
     format_quantity,
     format_ranges,
+    format_step_change,
     three_digits,
 )
 
@@ -60,6 +63,10 @@ LIMITS_OF_A_KIND = 3
 _SCRIPT_LINE = re.compile(
     r"(?P<file>[\w./\\\\-]{1,300}\.py)(?::(?P<line>\d{1,7})|\((?P<in_brackets>\d{1,7})\))"
 )
+
+
+SAME_STEP = 0.02
+"""The analysed step is named beside the mean one where it differs by more than this share of it."""
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -107,7 +114,8 @@ class View(msgspec.Struct, frozen=True):
     ``name`` is that of the run's folder, "" where it is not known, ``about`` says when it was captured, the
     versions, and the job's command. ``throughput`` is what it does in a second, and what its plan gives back,
     "" where neither is known. ``findings`` are about the job; those about the capture are ``limits``.
-    ``waterfall`` is what each cause costs; ``segments`` are what was observed, and ``where``.
+    ``waterfall`` is what each cause costs; ``segments`` are what was observed, and ``where``. ``unplanned``
+    says of warnings without a fix in the plan why they have none there.
     """
 
     diagnosis: Diagnosis
@@ -122,6 +130,7 @@ class View(msgspec.Struct, frozen=True):
     findings: tuple[FindingView, ...]
     limits: tuple[LimitView, ...]
     outcomes: str
+    unplanned: tuple[str, ...] = ()
 
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
@@ -133,7 +142,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     budget = diagnosis.budget
     ordered = _in_order(diagnosis)
     jobs = [one for one in ordered if not is_guard(one)]
-    findings = tuple(_finding_view(number, one, diagnosis.run) for number, one in enumerate(jobs, 1))
+    findings = tuple(_finding_view(number, one, diagnosis) for number, one in enumerate(jobs, 1))
     return View(
         diagnosis=diagnosis,
         name=name,
@@ -147,16 +156,34 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
         outcomes=_outcomes(diagnosis, {one.rule_id for one in ordered if is_guard(one)}),
+        unplanned=tuple(_unplanned(diagnosis.plan, findings)),
     )
 
 
-def _finding_view(number: int, finding: Finding, run: RunInfo) -> FindingView:
-    fixes = fitting_first(finding.fixes, run)
+def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Iterator[str]:
+    """What is said beside a plan of the first fixes of warnings that it is without."""
+    planned = {one.fix.rpartition("/")[0] for one in plan}
+    for item in findings if plan else ():
+        fix = item.fixes[0] if item.fixes else None
+        if fix is None or item.finding.severity == "note" or item.finding.id in planned:
+            continue
+        what = f"{fix.title} (finding {item.number})"
+        if fix.replays.partition(" ")[0] in NOT_PLANNED:
+            yield f"{what}: not planned, as it changes the batch or the precision"
+        elif fix.predicted is None:
+            yield f"{what}: not replayed{item.gain and f'; {item.gain}'}"
+        elif len(plan) < LONGEST_PLAN:
+            yield f"{what}: saves nothing more after these"
+
+
+def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingView:
+    fixes = fitting_first(finding.fixes, diagnosis.run)
+    step_ms = diagnosis.today_ms
     return FindingView(
         number=number,
         finding=finding,
-        place=_place(finding, run),
-        gain=gain_text(finding.gain),
+        place="; ".join(filter(None, (_costs(finding, step_ms), _place(finding, diagnosis.run)))),
+        gain=gain_text(finding.gain, step_ms),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=fixes,
         evidence=_longest(finding.evidence),
@@ -200,28 +227,38 @@ def is_guard(finding: Finding) -> bool:
 ABOUT = 0.03
 """The ends of a gain that differ by no more than this share are told as one."""
 
-GAINED_HOW = {"replay": " (replayed)", "ledger": " (replayed without its causes)"}
-"""Behind a gain: how it is known, by its basis."""
+
+def _costs(finding: Finding, step_ms: float | None) -> str:
+    """What a finding's causes cost the step, in words; "" where the ledger has none of them."""
+    if finding.cost_ms is None or not step_ms:
+        return ""
+    share = format_percent(finding.cost_ms / step_ms)
+    return f"costs {format_ms(finding.cost_ms)} of the {format_ms(step_ms)} step ({share})"
 
 
-def gain_text(gain: Gain | None) -> str:
-    """The gain in words: ``up to 31 ms a step``, ``about`` where both ends are one, "" for none.
+def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
+    """What a finding saves, in words; "" for nothing.
 
-    Where the mean step is not as long as the analysed one, it says that the gain is of that.
+    A gain that was played reads as a change of the step of ``step_ms``, others as ``saves up to 31 ms a
+    step``, of the mean step where that is another one.
     """
-    if gain is None:
+    if gain is None or gain.high_ms <= 0:
         return ""
-    if gain.high_ms <= 0:
-        return ""
+    of_ms = gain.mean_step_ms or step_ms
+    if gain.likely_ms is not None and of_ms:
+        if gain.likely_ms < LEAST_SHARE * of_ms:
+            return "saves nothing alone"
+        after_ms = tuple(max(of_ms - ms, 0.0) for ms in (gain.high_ms, gain.likely_ms, gain.low_ms))
+        change = format_step_change(of_ms, (after_ms[0], after_ms[1], after_ms[2]))
+        return change if gain.basis == "replay" else f"{change} without it"
     high = format_ms(gain.high_ms)
-    how = GAINED_HOW.get(gain.basis, "")
     of = "a step" if gain.mean_step_ms is None else f"of the mean step of {format_ms(gain.mean_step_ms)}"
     if gain.low_ms <= 0:
-        return f"up to {high} {of}{how}"
+        return f"saves up to {high} {of}"
     low = format_ms(gain.low_ms)
     if gain.high_ms - gain.low_ms <= ABOUT * gain.high_ms:
-        return f"about {high} {of}{how}"
-    return f"{low.removesuffix(high[high.index(' ') :])} to {high} {of}{how}"
+        return f"saves about {high} {of}"
+    return f"saves {low.removesuffix(high[high.index(' ') :])} to {high} {of}"
 
 
 def script_line(item: FindingView) -> tuple[str, int] | None:
@@ -327,9 +364,8 @@ def rates_of(run: RunInfo) -> list[str]:
 
 
 def _run_line(diagnosis: Diagnosis) -> str:
-    run, step_ms = diagnosis.run, diagnosis.number("step_ms")
-    seen = len(run.ranks_seen)
-    parts = [f"{format_ms(step_ms)}/step"] if step_ms else []
+    run, seen = diagnosis.run, len(diagnosis.run.ranks_seen)
+    parts = [_length(diagnosis)]
     parts += [run.device] if run.device else []
     if run.world_size is None:
         parts.append(f"{_count(seen, 'rank')} seen")
@@ -344,6 +380,16 @@ def _run_line(diagnosis: Diagnosis) -> str:
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
     return ", ".join(part for part in parts if part)
+
+
+def _length(diagnosis: Diagnosis) -> str:
+    """The step that the answer is about, with the analysed one where that has another length; "" for none."""
+    today, analysed = diagnosis.today_ms, diagnosis.number("step_ms")
+    if not today:
+        return ""
+    if not analysed or abs(today - analysed) <= SAME_STEP * today:
+        return f"{format_ms(today)}/step"
+    return f"{format_ms(today)}/step on average ({format_ms(analysed)} in the analysed one)"
 
 
 def _strategy(run: RunInfo) -> str:

@@ -75,8 +75,8 @@ def by_cause(parts: Sequence[Segment], budget: BudgetParts) -> Iterator[Segment]
 
 
 def plan_rows(plan: Sequence[PlanStep]) -> Iterator[PlanRow]:
-    """Yield the fixes of a plan, each on top of those before it; one fix alone is no plan."""
-    for one in plan if len(plan) > 1 else ():
+    """Yield the fixes of a plan, each on top of those before it."""
+    for one in plan:
         yield PlanRow(
             one.title,
             format_ms(one.replay_of_step_ms),
