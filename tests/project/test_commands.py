@@ -26,7 +26,18 @@ DOCUMENTS = [
     *(REPOSITORY / folder / "README.md" for folder in ("benchmarks", "sample_traces")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
-PROGRAMS = {"tracedoc", "torchrun", "mpiexec", "make", "python", ".venv/bin/python", "pip", "pre-commit"}
+PROGRAMS = {
+    "tracedoc",
+    "torchrun",
+    "mpiexec",
+    "make",
+    "python",
+    ".venv/bin/python",
+    "pip",
+    "pre-commit",
+    "git",
+    "cp",
+}
 
 # What is not run here, and why. Whatever else a document names is run.
 BY_CI = ".ci/run runs it for every change"
@@ -50,6 +61,7 @@ NOT_RUN = {
     "python soak/predicted_runs.py": LASTS,
     "make fuzz": SANITIZERS,
     "make constraints": NETWORK,
+    "git clone https://forge.example/OWNER/tracedoc && cd tracedoc": NETWORK,
     "pip install pre-commit": NETWORK,
     "pre-commit install": NETWORK,
     "pip install git+https://forge.example/OWNER/tracedoc": NETWORK,

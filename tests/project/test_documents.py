@@ -32,6 +32,10 @@ refresh = _script("refresh")
 DOCUMENTS = refresh.documents()
 
 
+def text_of(name: str) -> str:
+    return (REPOSITORY / name).read_text(encoding="utf-8")
+
+
 def name_of(document: Path) -> str:
     return str(document.relative_to(REPOSITORY))
 
@@ -94,3 +98,25 @@ def test_links_and_named_paths_exist(document: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
     missing = [link for link in links if not (document.parent / link).exists()]
     assert missing == []
+
+
+def test_predictions_of_the_readme_are_those_of_the_documents_that_measured_them() -> None:
+    rows = re.findall(r"^\| (.+?) \| (-?\d+) to (\d+) % \| (\d+) % \|$", text_of("README.md"), re.M)
+    (job, low, high, measured), *others = rows
+    shown = text_of("docs/first-diagnosis.md")
+    step, *after = re.findall(r"(\d+) -> about \d+ ms \((\d+) to (\d+)\)", shown)[0]
+    shares = sorted(round(100 - 100 * int(one) / int(step)) for one in after)
+    before, now = re.findall(r"(\d+) ms -> ([\d.]+) ms a step", shown)[0]
+    assert job.startswith("rank 0 writes metrics")
+    assert ([int(low), int(high)], int(measured)) == (shares, round(100 - 100 * float(now) / int(before)))
+    measured_rows = text_of("benchmarks/README.md").splitlines()
+    for job, low, high, measured in others:
+        (row,) = (line for line in measured_rows if line.startswith(f"| {job} |"))
+        assert f"| {low} to {high} % |" in row
+        assert f"| {measured} % |" in row
+
+
+def test_the_rule_that_the_first_diagnosis_explains_is_the_one_that_fires() -> None:
+    text = text_of("docs/first-diagnosis.md")
+    fires = re.findall(r"^1  \w+  .*\[([\w-]+)\]$", text, re.M)
+    assert f"`tracedoc explain {fires[0]}`" in text
