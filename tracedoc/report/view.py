@@ -26,7 +26,7 @@ from tracedoc.diagnosis import (
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
-from tracedoc.predicted import LEAST_SHARE, PlanStep
+from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
 from tracedoc.units import (
@@ -82,8 +82,8 @@ class Segment(msgspec.Struct, frozen=True):
 class FindingView(msgspec.Struct, frozen=True):
     """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
 
-    ``gain`` is that of the finding in words. ``foreign`` are the fixes in the words of other frameworks.
-    ``evidence`` is the longest places only, in order of time.
+    ``gain`` is that of the first fix in words, else that of the finding. ``foreign`` are the fixes in the
+    words of other frameworks. ``evidence`` is the longest places only, in order of time.
     """
 
     number: int
@@ -183,7 +183,7 @@ def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> Findin
         number=number,
         finding=finding,
         place="; ".join(filter(None, (_costs(finding, step_ms), _place(finding, diagnosis.run)))),
-        gain=gain_text(finding.gain, step_ms),
+        gain=_saves(fixes[0].predicted if fixes else None) or gain_text(finding.gain, step_ms),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=fixes,
         evidence=_longest(finding.evidence),
@@ -234,6 +234,11 @@ def _costs(finding: Finding, step_ms: float | None) -> str:
         return ""
     share = format_percent(finding.cost_ms / step_ms)
     return f"costs {format_ms(finding.cost_ms)} of the {format_ms(step_ms)} step ({share})"
+
+
+def _saves(fix: Predicted | None) -> str:
+    """The step with a fix that was played, in words; "" where none was, or it saves nothing."""
+    return format_step_change(fix.before_ms, fix.step_ms) if fix and fix.gain_ms[1] > 0 else ""
 
 
 def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
