@@ -35,13 +35,9 @@ from tracedoc.collector.environment import (
     link_rates,
     read_counters,
 )
-<<<<<<< HEAD
 from tracedoc.collector.flight import remove_dumps, write_dumps
-from tracedoc.collector.frameworks import BatchWatch, describe, describe_compile, find_live
-=======
 from tracedoc.collector.frameworks import describe, describe_compile, find_live
 from tracedoc.collector.loading import LoaderWatch
->>>>>>> machine
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe
 from tracedoc.collector.samples import StackSamples, StackTimes, ThreadTimes, in_words, stack_of
@@ -203,18 +199,14 @@ class _Watch:
         self.armed = False
         self.core_wait: CoreWait | None = None
         self.schedule = ThreadSchedule()
-<<<<<<< HEAD
         self.samples = StackSamples(self._stuck)
+        self.threads = ThreadTimes()
 
     def _stuck(self, stack: list[str] | None) -> None:
         if stack is None:
             remove_dumps(self.folder, self.stem)
         else:
             write_dumps(self.folder, self.stem, stack)
-=======
-        self.samples = StackSamples()
-        self.threads = ThreadTimes()
->>>>>>> machine
 
 
 def _ignore(generation: int, end_ns: int, length_ns: int) -> None:

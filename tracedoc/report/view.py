@@ -28,7 +28,7 @@ from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, frame
 from tracedoc.predicted import LEAST_SHARE, PlanStep
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
-from tracedoc.report.words import cost_text, gain_text
+from tracedoc.report.words import cost_text, gain_text, played_text
 from tracedoc.units import (
     format_count,
     format_ms,
@@ -81,8 +81,8 @@ class Segment(msgspec.Struct, frozen=True):
 class FindingView(msgspec.Struct, frozen=True):
     """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
 
-    ``gain`` is that of the finding in words. ``foreign`` are the fixes in the words of other frameworks.
-    ``evidence`` is the longest places only, in order of time.
+    ``gain`` is that of the first fix in words, else that of the finding. ``foreign`` are the fixes in the
+    words of other frameworks. ``evidence`` is the longest places only, in order of time.
     """
 
     number: int
@@ -184,7 +184,7 @@ def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> Findin
         number=number,
         finding=finding,
         place="; ".join(filter(None, (cost_text(finding, step_ms), _place(finding, diagnosis.run)))),
-        gain=gain_text(finding.gain, step_ms),
+        gain=played_text(fixes[0].predicted if fixes else None) or gain_text(finding.gain, step_ms),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=fixes,
         evidence=_longest(finding.evidence),

@@ -76,6 +76,11 @@ def cost_text(finding: Finding, step_ms: float | None) -> str:
     return ", ".join(filter(None, (costs, alone_words(finding.cost_ms, finding.alone_ms))))
 
 
+def played_text(fix: Predicted | None) -> str:
+    """The step with a fix that was played, in words; "" where none was, or it saves nothing."""
+    return format_step_change(fix.before_ms, fix.step_ms) if fix and fix.gain_ms[1] > 0 else ""
+
+
 def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
     """What a finding saves, in words; "" for nothing.
 
