@@ -158,13 +158,17 @@ def stack_of(frame: FrameType | None, *, ours: bool = False) -> Stack:
     return tuple(found)
 
 
+def _is_installed(file: str) -> bool:
+    ours = (os.path.dirname(os.__file__), sys.prefix, "<frozen")
+    return file.startswith(ours) or "site-packages" in file or "dist-packages" in file
+
+
 def script_frames(thread: int) -> list[str]:
     """The frames of a thread that are of the script's own code, from the innermost outwards; else all."""
     frame = sys._current_frames().get(thread)
     stack = stack_of(frame)
     del frame
-    installed = (os.path.dirname(os.__file__), sys.prefix, "<frozen")
-    own = tuple(one for one in stack if not one[0].co_filename.startswith(installed))
+    own = tuple(one for one in stack if not _is_installed(one[0].co_filename))
     return _words(own or stack)
 
 
