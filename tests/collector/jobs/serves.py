@@ -1,4 +1,4 @@
-"""Train under torchrun with PyTorch's debug server: ``serves.py PORT STEPS TIMES``; rank 1 hangs with ``hang``."""
+"""Train with PyTorch's debug server, under torchrun: ``serves.py PORT STEPS TIMES [hang]``."""
 
 import json
 import sys
