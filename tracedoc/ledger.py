@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tracedoc.units import format_ms
+
 Range = tuple[float, float, float]
 """Low, likely and high, in milliseconds."""
 
@@ -96,3 +98,10 @@ class Ledger(msgspec.Struct, frozen=True):
     steps: tuple[int, ...] = ()
     confidence: str = ""
     reason: str = ""
+
+
+def alone_words(share_ms: float, alone_ms: float | None) -> str:
+    """What mending causes alone saves, in words, where that is far from their part of the step; else ""."""
+    if alone_ms is None or HIDDEN_BELOW * share_ms <= alone_ms <= SHARED_ABOVE * share_ms:
+        return ""
+    return f"alone it saves {format_ms(alone_ms) if alone_ms > 0 else 'nothing'}"

@@ -88,7 +88,9 @@ def _number(
 )
 @click.option("--profile-memory", is_flag=True, help="Allocations too.")
 @click.option(
-    "--nccl-log", is_flag=True, help="Let NCCL log its rings and transports into the run directory."
+    "--nccl-log/--no-nccl-log",
+    default=None,
+    help="Keep NCCL's log of its paths for all ranks. [the first rank of a node, not kept]",
 )
 @click.option("--exit-after-capture", is_flag=True, help="End the job when it is captured, with exit code 0.")
 @click.option("--diagnose", "then_diagnose", is_flag=True, help="Diagnose the run straight after.")

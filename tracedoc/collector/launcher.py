@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 import tracedoc
+from tracedoc.collector.nccl import debugging
 from tracedoc.collector.options import Options, write_options
 from tracedoc.collector.variables import looks_secret, names_secret
 from tracedoc.errors import InputError, TracedocError
@@ -107,11 +108,7 @@ def environment(hook_folder: Path, options: Options, environ: Mapping[str, str])
         "TORCH_FR_DUMP_TEMP_FILE": str(Path(options.folder) / "nccl_trace_rank_"),
     }
     if options.nccl_log:
-        wanted |= {
-            "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,ENV,NET",
-            "NCCL_DEBUG_FILE": str(Path(options.folder) / "nccl.%h.%p.log"),
-        }
+        wanted |= debugging(Path(options.folder) / "nccl.%h.%p.log")
     return added | {name: value for name, value in wanted.items() if name not in environ}
 
 

@@ -155,6 +155,11 @@ class Session:
             self._requests = RequestWatch(self._folder, self._stem, self._asked)
             self._requests.begin()
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be recorded, and all of it is written or on its way."""
+        return self._phase == _DONE and self._source is None and self.count >= self._leave_at
+
     def end(self, reason: str) -> None:
         """Finish in an orderly end of the process; ``reason`` says what ended it, as ``the job ended``."""
         with self._lock:

@@ -19,8 +19,7 @@ from tracedoc.judge.without_warning import (
     lowered,
     number,
 )
-from tracedoc.judge.wording import alone_words
-from tracedoc.ledger import Ledger
+from tracedoc.ledger import Ledger, alone_words
 from tracedoc.predicted import SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches

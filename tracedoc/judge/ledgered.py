@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import Judgement, fixes_of, seen_of, severity_by_share
+from tracedoc.judge.findings import WARNING_SHARE, Judgement, fixes_of, seen_of, severity_by_share
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
-from tracedoc.predicted import as_runs_differ
+from tracedoc.predicted import LEAST_SHARE, as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
@@ -228,7 +228,9 @@ def concluded(
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
         unsettled = warm_up or (measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS)
-        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known and not unsettled:
+        # What saves nothing alone is told where its partner's share makes it a warning.
+        least = WORTH if cause.alone_ms[1] >= LEAST_SHARE * ledger.step_ms else WARNING_SHARE
+        if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:
             claimed.told[cause.id] = [cause.id]
             share = 0.0 if cause.id in INHERENT else cause.share_ms
             priced.append(_Priced(_plain(cause, ledger, measurements, judgement), share, plain=True))

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from tracedoc.diagnosis import Fix
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.rule import OTHERWISE, RuleFix, Words, value_key
-from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_quantity
 from tracedoc.values import Unknown, Value
@@ -99,13 +98,6 @@ def before_full_stop(message: str, words: str) -> str:
     """The message with ``words`` in brackets at its end, within those that it ends with."""
     said, stop = (message[:-1], ".") if message.endswith(".") else (message, "")
     return f"{said[:-1]}; {words}){stop}" if said.endswith(")") else f"{said} ({words}){stop}"
-
-
-def alone_words(share_ms: float, alone_ms: float | None) -> str:
-    """What mending causes alone saves, in words, where that is far from their part of the step; else ""."""
-    if alone_ms is None or HIDDEN_BELOW * share_ms <= alone_ms <= SHARED_ABOVE * share_ms:
-        return ""
-    return f"alone it saves {format_ms(alone_ms) if alone_ms > 0 else 'nothing'}"
 
 
 def compressed(keys: Sequence[str], comma: str = ",") -> str:

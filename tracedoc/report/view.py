@@ -18,7 +18,6 @@ from tracedoc.diagnosis import (
     Evidence,
     Finding,
     Fix,
-    Gain,
     RunInfo,
     Scalar,
     Verdict,
@@ -26,17 +25,16 @@ from tracedoc.diagnosis import (
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
-from tracedoc.judge.wording import alone_words
 from tracedoc.predicted import LEAST_SHARE, PlanStep
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
+from tracedoc.report.words import cost_text, gain_text, played_text
 from tracedoc.units import (
     format_count,
     format_ms,
     format_percent,
     format_quantity,
     format_ranges,
-    format_step_change,
     three_digits,
 )
 
@@ -83,8 +81,8 @@ class Segment(msgspec.Struct, frozen=True):
 class FindingView(msgspec.Struct, frozen=True):
     """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
 
-    ``gain`` is that of the finding in words. ``foreign`` are the fixes in the words of other frameworks.
-    ``evidence`` is the longest places only, in order of time.
+    ``gain`` is that of the first fix in words, else that of the finding. ``foreign`` are the fixes in the
+    words of other frameworks. ``evidence`` is the longest places only, in order of time.
     """
 
     number: int
@@ -185,8 +183,8 @@ def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> Findin
     return FindingView(
         number=number,
         finding=finding,
-        place="; ".join(filter(None, (_costs(finding, step_ms), _place(finding, diagnosis.run)))),
-        gain=gain_text(finding.gain, step_ms),
+        place="; ".join(filter(None, (cost_text(finding, step_ms), _place(finding, diagnosis.run)))),
+        gain=played_text(fixes[0].predicted if fixes else None) or gain_text(finding.gain, step_ms),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=fixes,
         evidence=_longest(finding.evidence),
@@ -225,47 +223,6 @@ def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segm
 def is_guard(finding: Finding) -> bool:
     """True for a finding about the capture, not about the job."""
     return finding.topic == "capture" and finding.gain is None
-
-
-ABOUT = 0.03
-"""The ends of a gain that differ by no more than this share are told as one, and a smaller share of the step
-is told as what is saved: as a step it would read like today's."""
-
-
-def _costs(finding: Finding, step_ms: float | None) -> str:
-    """What a finding's causes cost the step, in words; "" where the ledger has none of them."""
-    if finding.cost_ms is None or not step_ms:
-        return ""
-    share = format_percent(finding.cost_ms / step_ms)
-    costs = f"costs {format_ms(finding.cost_ms)} of the {format_ms(step_ms)} step ({share})"
-    return ", ".join(filter(None, (costs, alone_words(finding.cost_ms, finding.alone_ms))))
-
-
-def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
-    """What a finding saves, in words; "" for nothing.
-
-    A gain that was played reads as a change of the step of ``step_ms``, others as ``saves up to 31 ms a
-    step``, of the mean step where that is another one.
-    """
-    if gain is None or gain.high_ms <= 0:
-        return ""
-    of_ms = gain.mean_step_ms or step_ms
-    if gain.likely_ms is not None and of_ms:
-        if gain.likely_ms < LEAST_SHARE * of_ms:
-            return "saves nothing alone"
-        if gain.likely_ms < ABOUT * of_ms:
-            return f"saves about {format_ms(gain.likely_ms)} a step"
-        after_ms = tuple(max(of_ms - ms, 0.0) for ms in (gain.high_ms, gain.likely_ms, gain.low_ms))
-        change = format_step_change(of_ms, (after_ms[0], after_ms[1], after_ms[2]))
-        return change if gain.basis == "replay" else f"{change} without it"
-    high = format_ms(gain.high_ms)
-    of = "a step" if gain.mean_step_ms is None else f"of the mean step of {format_ms(gain.mean_step_ms)}"
-    if gain.low_ms <= 0:
-        return f"saves up to {high} {of}"
-    low = format_ms(gain.low_ms)
-    if gain.high_ms - gain.low_ms <= ABOUT * gain.high_ms:
-        return f"saves about {high} {of}"
-    return f"saves {low.removesuffix(high[high.index(' ') :])} to {high} {of}"
 
 
 def script_line(item: FindingView) -> tuple[str, int] | None:

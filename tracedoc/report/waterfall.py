@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, Finding
-from tracedoc.judge.wording import alone_words
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, alone_words
 from tracedoc.units import format_ms, format_percent, format_ranges
 
 LEAST_SHARE = 0.01
