@@ -69,7 +69,7 @@ def test_a_job_is_captured_by_its_debug_server_and_trains_on_as_without(
     losses = []
     for name in ("alone", "asked"):
         port, told = free_port(), tmp_path / name
-        process = serve(port, "1500", str(told))
+        process = serve(port, "500", str(told))
         started.append(process)
         if name == "asked":
             folder = tmp_path / "run"
@@ -95,7 +95,7 @@ def test_a_job_that_hangs_is_named_by_its_debug_server(
     started: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     port = free_port()
-    started.append(serve(port, "1500", str(tmp_path / "never"), "hang"))
+    started.append(serve(port, "500", str(tmp_path / "never"), "hang"))
     for _ in range(120):
         captured(port, tmp_path)
         if list(tmp_path.glob("*.flight")):
@@ -115,7 +115,7 @@ def test_a_job_that_slows_down_is_watched_named_and_captured(
     started: list[subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    job = [sys.executable, str(JOBS / "ranks.py"), "2", str(JOBS / "slows_down.py"), "800", "0.05"]
+    job = [sys.executable, str(JOBS / "ranks.py"), "2", str(JOBS / "slows_down.py"), "600", "0.05"]
     started.append(start(["-o", str(folder), "--wait", "2", "--active", "3"], job, {"TRACEDOC_LIVE": "1"}))
     while not all((folder / f"rank-{rank}.steps").exists() for rank in (0, 1)):
         assert started[0].poll() is None

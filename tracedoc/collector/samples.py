@@ -164,6 +164,7 @@ class StackSamples:
         """Take samples until the step ends; each stands for the time since the one before."""
         last = time.perf_counter_ns() - pause_ns
         self._slow += 1
+        began, told = self._began_ns, False
         ran = {one: ran_ns(one) for one in other_threads(self._thread)}
         while self._steps == number and self._began_ns and not self._ended.wait(pause_ns / 1e9):
             frames = sys._current_frames()
@@ -181,11 +182,14 @@ class StackSamples:
                         self._beside.add(of_thread, ns - ran[one])
             ran = {one: ns for one, (_, ns) in beside.items()}
             last, pause_ns = now, min(int(pause_ns * GROWS), STUCK_NS // 2)
-            if now - self._began_ns > max(STUCK_NS, STUCK * int(median(self._lengths))):
-                self._hold(number)
+            if not told and began and now - began > max(STUCK_NS, STUCK * int(median(self._lengths))):
+                told = True
+                self._on_stuck(script_frames(self._thread))
+        if told and not self._ended.is_set():
+            self._on_stuck(None)
 
     def _hold(self, number: int) -> None:
-        """Tell that a step hangs, with the frames of the script's own code, and wait for its end."""
+        """Tell that one of the first steps hangs, and wait for its end."""
         self._on_stuck(script_frames(self._thread))
         while self._steps == number:
             if self._ended.wait(1.0):

@@ -18,7 +18,7 @@ model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 64), nn.
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 times = []
 for number in range(int(sys.argv[2])):
-    if number == 200 and rank == 1 and "hang" in sys.argv:
+    if number == 100 and rank == 1 and "hang" in sys.argv:
         time.sleep(1e6)
     began = time.time()
     optimizer.zero_grad()
