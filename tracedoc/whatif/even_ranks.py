@@ -155,7 +155,7 @@ def balanced_stages(program: RunProgram, even: Even) -> Times:
     return found
 
 
-def _mean_stage(sums: npt.NDArray[np.float64], even: Even) -> float:
+def _mean_stage(sums: npt.NDArray[np.float64] | npt.NDArray[np.int64], even: Even) -> float:
     """The mean over stages of what each rank takes: of some fewer ranks may have been captured."""
     return float(np.mean([sums[list(stage)].mean() for stage in even.stages if stage]))
 
