@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.planner.test_layouts import CLUSTER, END, LARGE, MOE, ask, asked_for, model, sent
 from tracedoc.errors import InputError
 from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
-from tracedoc.planner.hardware import find_gpu, link_of
+from tracedoc.planner.hardware import LinkKind, find_gpu, link_of
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.memory import block_weights, peak_memory, stage_weights
 from tracedoc.planner.plan import plan
@@ -107,6 +107,22 @@ def test_a_capacity_is_for_experts_and_nccls_all_to_all(
     question = ask(model(tmp_path, **(MOE if experts else {})), capacity=capacity)
     with pytest.raises(InputError, match=said):
         plan(question, PlanRequest(CLUSTER, framework=framework, flex=flex))
+
+
+def test_servers_with_pcie_widen_the_range_until_they_are_measured(tmp_path: Path) -> None:
+    question = ask(model(tmp_path, **LARGE))
+    gpu, layout = find_gpu("A100 PCIe 80GB"), Layout("megatron", tensor=8, data=2)
+
+    def width(link: LinkKind) -> float:
+        step = predict(question, layout, replace(CLUSTER, gpu=gpu, inside=link), checkpointing=False)
+        assert step is not None
+        assert step.best_ms < step.expected_ms < step.worst_ms
+        return step.worst_ms / step.best_ms
+
+    pcie = link_of(gpu)
+    assert pcie is not None
+    assert width(replace(pcie, measured=True)) == pytest.approx(1.20 / 0.83)
+    assert 1.5 < width(pcie) < 1.20 / 0.83 * 1.35 / 0.75
 
 
 def test_few_tokens_reach_less_of_the_peak(tmp_path: Path) -> None:

@@ -50,6 +50,9 @@ NARROW_SPLIT, EXPERTS_SPLIT, WIDE_SPLIT = (0.83, 1.20), (0.87, 1.30), (0.65, 1.6
 Published runs with experts are spread upwards: routing, launching and recomputation differ between recipes.
 """
 
+GUESSED_LINK = (1.35, 0.75)
+"""What is sent over PCIe may take so many times what is predicted: servers differ by switches and CPUs."""
+
 NARROW_TRAFFIC = 1.9
 """How often what a product moves more, as its matrices are cut, crosses the memory of the GPU.
 
@@ -93,8 +96,8 @@ class Step(msgspec.Struct, frozen=True):
     ``compute_ms``, ``optimizer_ms``, ``host_ms`` (what only the host does) and ``comm_ms`` are its parts.
     ``expected_ms`` counts the part of communication that published runs did not hide; ``best_ms`` and
     ``worst_ms`` two thirds of that or all communication, and add the spread of the published runs; those of
-    layouts add their spread alone. What cannot hide is in all three: the first gather, the last reduction,
-    and what follows the optimizer.
+    layouts add their spread alone, and that of servers over PCIe. What cannot hide is in all three: the first
+    gather, the last reduction, and what follows the optimizer.
     """
 
     compute_ms: float
@@ -223,7 +226,11 @@ def predict(
         worst = min(worst, max(WIDEST_RANGE * best, high * expected)) if known else worst
     else:
         narrow = EXPERTS_SPLIT if question.model.experts_met else NARROW_SPLIT
-        best, worst = (end * expected for end in (narrow if known else WIDE_SPLIT))
+        low, high = narrow if known else WIDE_SPLIT
+        inside = cluster.inside
+        slow, fast = GUESSED_LINK if inside and inside.near and not inside.measured else (1.0, 1.0)
+        best = low * step(fast, lambda sent: sent.exposed)
+        worst = high * step(slow, lambda sent: sent.exposed)
     return Step(*(1e3 * t for t in (*times, best, expected, worst)))
 
 
