@@ -105,7 +105,7 @@ def test_two_files_of_one_rank_are_never_silently_one() -> None:
 
 def test_of_files_in_different_folders_one_folder_is_to_be_passed() -> None:
     days = ("friday", "monday", "tuesday")
-    with pytest.raises(InputError, match="these are 3 runs: friday/a.json and monday/a.json") as caught:
+    with pytest.raises(InputError, match=r"these are 3 runs: friday/a\.json and") as caught:
         settle([Candidate(f"{day}/a.json", file_rank=0) for day in days])
     assert caught.value.hint == "pass one of the folders"
 

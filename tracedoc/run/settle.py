@@ -235,14 +235,11 @@ def _number_cycles(
     orders = {c.order_hint for c in files}
     if None in orders or len(orders) != len(files):
         first, second = sorted((c.path for c in files), key=natural_key)[:2]
-        what, hint = f"{first} and {second} are", "pass one of them, or name the files after their ranks"
+        runs, hint = "", "pass one of them, or name the files after their ranks"
         folders = len({os.path.dirname(c.path) for c in files})
         if folders > 1:
-            what, hint = (
-                f"these are {folders} runs: {first} and {second}, for one, are",
-                "pass one of the folders",
-            )
-        raise InputError(f"{what} both rank {rank}", hint)
+            runs, hint = f"these are {folders} runs: ", "pass one of the folders"
+        raise InputError(f"{runs}{first} and {second} are both rank {rank}", hint)
     return dict(enumerate(sorted(files, key=lambda c: c.order_hint or 0)))
 
 
