@@ -222,8 +222,8 @@ class Finding(msgspec.Struct, frozen=True):
     """A verdict worth reading. ``id`` is stable over runs of one job.
 
     ``title`` begins with the usual name of the cause; ``says`` is the clause behind it in the first line.
-    ``cost_ms`` is what its causes cost today's step: their shares in the ledger, or what mending them alone
-    saves where that is more, as other causes cost the same time; ``None`` where the ledger has none of them.
+    ``cost_ms`` is what its causes cost today's step, their shares in the ledger, and ``alone_ms`` is what
+    mending them alone saves; ``None`` where the ledger has none of them, or a fix mends more than they are.
     ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
     ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """
@@ -246,6 +246,7 @@ class Finding(msgspec.Struct, frozen=True):
     limit: str = ""
     in_place_of: tuple[str, ...] = ()
     cost_ms: float | None = None
+    alone_ms: float | None = None
 
     @property
     def gates(self) -> bool:

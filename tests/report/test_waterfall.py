@@ -89,7 +89,7 @@ def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() 
 
 def test_the_mean_step_is_told_from_an_analysed_one_of_another_length() -> None:
     diagnosis = sharded()
-    assert waterfall(diagnosis).of == "the mean of 4 captured steps"
+    assert waterfall(diagnosis).of == "the mean of 4 complete steps"
     assert build_view(diagnosis).run.startswith("420 ms/step on average (400 ms in the analysed one), ")
     near = replace(diagnosis, ledger=replace(diagnosis.ledger, step_ms=401.0, steps=(5,)))
     assert waterfall(near).of == "the captured step"

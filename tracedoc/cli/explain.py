@@ -69,16 +69,30 @@ def explain(
             same[0] if same and name not in same else name, run, rules, rule_directories, report_format
         )
         return
-    # A guard may share its name with its limit; then both are explained.
-    found = [meaning for one in same for meaning in _meanings(one, rules, facts)]
-    if not found:
-        raise _unknown(name, names)
+    found = _found(name, rules, facts)
     if report_format == "json":
         to_stdout(json_text({kind: data for kind, data, _ in found}), "json")
         return
     from tracedoc.report.texts import plain
 
     to_stdout(plain("\n".join(text for _, _, text in found)))
+
+
+def meanings_of(name: str) -> dict[str, str]:
+    """What a name means, in any spelling: the explanation by kind ("rule", "fact", "cause", "limit", "word").
+
+    Raises :class:`TracedocError` with the nearest name for one that is not known.
+    """
+    return {kind: text for kind, _, text in _found(name, *_known(()))}
+
+
+def _found(name: str, rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[tuple[str, object, str]]:
+    """All meanings of a name: a guard may share its name with its limit; then both are explained."""
+    names = _all_names(rules, facts)
+    found = [meaning for one in _spelled(name, names) for meaning in _meanings(one, rules, facts)]
+    if not found:
+        raise _unknown(name, names)
+    return found
 
 
 def _explain_in(

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tracedoc.collector.nccl import ask_nccl
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
 from tracedoc.collector.recorder import ForeignProfilers
 from tracedoc.collector.session import Session
@@ -154,11 +155,19 @@ def is_watching() -> bool:
     return bool(_hooks)
 
 
+def watch_here(hook: Hook, folder: str) -> None:
+    """Have a hook that the script itself made stand for a launcher's."""
+    _hooks[folder] = hook
+
+
 def imported(module: ModuleType, folder: str) -> None:
     """Take note that a watched module was imported; ``folder`` holds the options of the capture."""
     hook = _hooks.get(folder)
     if hook is None:
-        hook = _hooks[folder] = Hook(read_options(Path(folder, CONFIG_NAME)))
+        options = read_options(Path(folder, CONFIG_NAME))
+        hook = _hooks[folder] = Hook(options)
+        if options.nccl_log is None:
+            ask_nccl(os.environ)
         with contextlib.suppress(OSError):
             Path(folder, f"torch-{socket.gethostname()}-{os.getpid()}").touch()
     if module.__name__ == "torch.optim.optimizer":

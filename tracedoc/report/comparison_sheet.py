@@ -9,7 +9,8 @@ from tracedoc.comparison.differences import FindingChange
 from tracedoc.diagnosis import BudgetLocation, Gain, RunInfo
 from tracedoc.ledger import CAUSE_WORDS
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
-from tracedoc.report.view import about_words, gain_text, rates_of
+from tracedoc.report.view import about_words, rates_of
+from tracedoc.report.words import gain_text
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, three_digits
 
 _LEAST_PART = 0.002

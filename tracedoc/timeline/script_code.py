@@ -68,6 +68,10 @@ OF_A_FRAMEWORK = re.compile(
 """Ranges that frameworks write."""
 
 
+LOADER = "the data loader"
+"""Where a thread is that waits for the workers of its loader."""
+
+
 class CodePlace(msgspec.Struct, frozen=True):
     """A function of the script, or a named range, with the host's time in it that no operator covers.
 
@@ -84,6 +88,8 @@ class CodePlace(msgspec.Struct, frozen=True):
     call: str = ""
 
     def __str__(self) -> str:
+        if not self.file and self.function == LOADER:
+            return LOADER
         if not self.file:
             return f"the range `{self.function}`"
         if self.function == TOP_LEVEL:
@@ -264,11 +270,14 @@ def place_of_stack(frames: Iterable[str], loop: Container[str]) -> CodePlace | N
     """The function of the script that a sampled stack is in, ``None`` where it does what all steps do.
 
     Frames run from the innermost outwards, as ``train.py(12): main@15``. Functions of ``loop`` are around
-    every step: such a one has its line and what it calls, and ``None`` stands for torch working for it.
+    every step: such a one has its line and what it calls, and ``None`` stands for torch working for it. A
+    data loader that runs no function of the script is waited for.
     """
     call, works = "", False
     for frame in frames:
         name, _, line = frame.rpartition("@")
+        if name.startswith("torch/utils/data/dataloader.py"):
+            return CodePlace("", 0, LOADER, loading=True, time_ns=0)
         owner = _owner(name)
         if isinstance(owner, CodePlace):
             if name not in loop:
