@@ -7,7 +7,7 @@ import numpy as np
 
 from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Doing
+from tracedoc.step.program import Call, Doing, narrow
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
@@ -57,7 +57,7 @@ def even_times(run: RunView, program: RunProgram) -> Even:
             dur[mine] = np.rint(dur[mine] / ratio)
         for stage in stages.stages:
             dur = _even_passes(program, _places(run, stage, place_of), dur)
-    return Even(lag, even.own.astype(np.int64), ready, dur)
+    return Even(narrow(lag), even.own, narrow(ready), narrow(dur))
 
 
 def _places(run: RunView, stage: tuple[int, ...], place_of: dict[int, int]) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def balanced_hosts(program: RunProgram, even_lag: Times) -> Times:
 
 def balanced_stages(program: RunProgram, dur: Times) -> Times:
     """Durations in which every rank computes as long on its passes as the mean of all."""
-    found: Times = dur.copy()
+    found = dur.astype(np.int64)
     _to_mean(found, [_passes(program, place)[0] for place in range(len(program.layout.ranks))])
     return found
 
