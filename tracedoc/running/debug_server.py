@@ -27,11 +27,11 @@ SECONDS_TO_CONNECT = 10.0
 SECONDS_TO_ANSWER = 120.0
 """How long after the time to record all traces may take to arrive; the server gives its ranks 60 seconds."""
 
-MOST_RANKS = 16_384
+ASKED_AT_MOST = 16_384
 MAX_TEXT_BYTES = 64 << 20
 """A dump or a stack of a rank beyond this size is cut."""
 
-_CHUNK_BYTES = 1 << 18
+_READ_BYTES = 1 << 18
 _HELD_BACK = 512
 """So many bytes before a mark are not passed on until what follows them is known."""
 
@@ -90,7 +90,7 @@ class Page:
     def _read(self) -> None:
         if time.monotonic() > self._deadline:
             raise TimeoutError("its answer took too long")
-        chunk = self._response.read1(_CHUNK_BYTES)
+        chunk = self._response.read1(_READ_BYTES)
         self._ended = not chunk
         self._buffer += chunk
 
@@ -238,7 +238,7 @@ def _answers(page: Page) -> Iterator[Answer]:
         match = re.match(
             r"(\d{1,6}): (?:https?://([^/:\s]+))?", b"".join(heading)[:300].decode("utf-8", "replace")
         )
-        if match is None or int(match[1]) in known or len(known) >= MOST_RANKS:
+        if match is None or int(match[1]) in known or len(known) >= ASKED_AT_MOST:
             raise OSError("the page names no rank, or one twice")
         known.add(int(match[1]))
         one = Answer(int(match[1]), match[2] or "")
