@@ -18,6 +18,8 @@ class Options:
     ``wait`` steps pass unwatched, ``warmup`` steps with the profiler armed; then ``active`` steps are
     recorded, and one more, because the last step's end on the GPU is the next one's beginning.
     ``max_seconds`` bounds recording and writing each, ``max_mb`` the trace of a rank before compression.
+    A ``trial`` records nothing: ``wait`` steps pass, ``active`` ones are timed with ``changes`` made to the
+    job.
     """
 
     folder: str
@@ -34,6 +36,8 @@ class Options:
     nccl_log: bool = False
     exit_after_capture: bool = False
     source_step: bool = True
+    trial: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def start(self) -> int:
