@@ -6,6 +6,7 @@ This is the file to read first. Per-rank work is a pure function of one file; on
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -47,6 +48,7 @@ from tracedoc.timeline.script_code import SourceStep, read_source_step
 from tracedoc.topics import load_facts
 from tracedoc.topics.capture.run import job_limits
 from tracedoc.topics.straggler.causes import ranks_to_read
+from tracedoc.tried import Tried, read_tried
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request
@@ -110,7 +112,14 @@ def diagnose(
     budgets = parse_budgets(chosen.budgets, load_facts())
     measured = measure(paths, chosen, progress=progress)
     left_out = [one for one in known if one not in rules]
-    return judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
+    found = judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
+    return replace(found, tried=_tried(paths))
+
+
+def _tried(paths: Path | Sequence[Path]) -> tuple[Tried, ...]:
+    """What was tried on the job, where the run is one folder."""
+    named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    return read_tried(pathlib.Path(named[0])) if len(named) == 1 else ()
 
 
 def _known_rules(options: Options) -> tuple[Rule, ...]:

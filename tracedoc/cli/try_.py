@@ -207,7 +207,7 @@ def _take_turns(
     say(f"tracedoc: starts {words}")
     say(
         f"tracedoc: in {job.folder}, several times for {job.wait + job.steps} steps, at most"
-        f" {budget_s / 60:.3g} min: what it writes, it writes each time (--env, --cwd and -- COMMAND steer it)"
+        f" {budget_s / 60:.3g} min: what it writes, it writes each time (steer it: --env, --cwd, -- COMMAND)"
     )
     interrupted = False
     with _progress() as tell, _ended_by_sigterm():
@@ -240,7 +240,7 @@ def _progress() -> Iterator[Any]:
     from rich.console import Console
     from rich.status import Status
 
-    from tracedoc.report.trial_sheet import tried_words
+    from tracedoc.report.view import tried_words
 
     def words(now: Progress) -> str:
         done = "; ".join(f"{one.title}: {tried_words(one)}" for one in now.known if one.gain_ms)

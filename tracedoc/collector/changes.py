@@ -173,7 +173,17 @@ class Change:
 
 def read_change(text: str) -> Change:
     """What a printed change sets; raises :class:`CannotError` for one that only the script can make."""
-    text = text.strip()
+    change = _read(text.strip())
+    code = re.findall(r"\w+", " ".join(one.source for one in change.code))
+    if shows := _ONLY_SHOWS.intersection([*change.environ, *code]):
+        raise CannotError(f"{min(shows)} shows where time goes, and saves none")
+    set_names = [*(name for call in change.calls for name, _ in call.keywords), *change.deepspeed]
+    if any(map(_BATCH.search, set_names)):
+        raise CannotError("it changes the batch, and so what a step is")
+    return change
+
+
+def _read(text: str) -> Change:
     if not text:
         raise CannotError("it is advice in words")
     if text.startswith("{"):
@@ -184,17 +194,7 @@ def read_change(text: str) -> Change:
     if re.match(r"\w+_config:\n", text):
         return Change(text, launch=_two_levels(text))
     shell = _shell(text)
-    change = shell if shell is not None else _python(text)
-    shown = _ONLY_SHOWS.intersection(
-        [*change.environ, *re.findall(r"\w+", " ".join(c.source for c in change.code))]
-    )
-    if shown:
-        raise CannotError(f"{min(shown)} shows where time goes, and saves none")
-    if any(
-        map(_BATCH.search, (*(name for call in change.calls for name, _ in call.keywords), *change.deepspeed))
-    ):
-        raise CannotError("it changes the batch, and so what a step is")
-    return change
+    return shell if shell is not None else _python(text)
 
 
 def _two_levels(text: str) -> dict[str, Any]:

@@ -36,13 +36,6 @@ def trial_sheet(found: Trials) -> Sheet:
     )
 
 
-def tried_words(one: Tried) -> str:
-    """What came of a fix in a few words: ``tried: 176 -> 129 ms, kept its promise``."""
-    if one.before_ms is None or one.after_ms is None:
-        return f"tried: {one.verdict}"
-    return f"tried: {three_digits(one.before_ms)} -> {three_digits(one.after_ms)} ms, {one.verdict}"
-
-
 def _answer(found: Trials, taken: list[Tried]) -> str:
     best = max(taken, key=lambda one: one.gain_ms[1] if one.gain_ms else 0.0, default=None)
     count = f"{len(found.tried)} {'fix' if len(found.tried) == 1 else 'fixes'} tried"

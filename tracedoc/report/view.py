@@ -27,6 +27,7 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first, framework_name
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
+from tracedoc.tried import Tried
 from tracedoc.units import (
     format_count,
     format_ms,
@@ -133,7 +134,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     budget = diagnosis.budget
     ordered = _in_order(diagnosis)
     jobs = [one for one in ordered if not is_guard(one)]
-    findings = tuple(_finding_view(number, one, diagnosis.run) for number, one in enumerate(jobs, 1))
+    findings = tuple(_finding_view(number, one, diagnosis) for number, one in enumerate(jobs, 1))
     return View(
         diagnosis=diagnosis,
         name=name,
@@ -150,18 +151,27 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     )
 
 
-def _finding_view(number: int, finding: Finding, run: RunInfo) -> FindingView:
+def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingView:
+    run = diagnosis.run
     fixes = fitting_first(finding.fixes, run)
+    tried = {one.change: f" ({tried_words(one)})" for one in diagnosis.tried}
     return FindingView(
         number=number,
         finding=finding,
         place=_place(finding, run),
         gain=gain_text(finding.gain),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
-        fixes=fixes,
+        fixes=tuple(replace(fix, title=fix.title + tried.get(fix.change, "")) for fix in fixes),
         evidence=_longest(finding.evidence),
         foreign=tuple(fix for fix in finding.fixes if fix not in fixes),
     )
+
+
+def tried_words(one: Tried) -> str:
+    """What came of a fix in a few words: ``tried: 176 -> 129 ms, kept its promise``."""
+    if one.before_ms is None or one.after_ms is None:
+        return f"tried: {one.verdict}"
+    return f"tried: {three_digits(one.before_ms)} -> {three_digits(one.after_ms)} ms, {one.verdict}"
 
 
 def segments(budget: BudgetParts) -> tuple[Segment, ...]:

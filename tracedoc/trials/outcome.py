@@ -18,6 +18,9 @@ from tracedoc.trials.same_training import compare_training
 from tracedoc.tried import FAILED as FIX_FAILED
 from tracedoc.tried import FASTER, HUNG, KEPT, LESS, MORE, NO_EFFECT, NOT_MADE, SLOWER, UNDECIDED, Tried
 
+LEAST_PAIRS = 2
+"""Runs of one job differ by more than their steps show, so one of each side decides nothing."""
+
 
 def outcome(fix: Candidate, pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran]) -> Tried:
     """What is known of a fix after runs of the job as it is and with it, side by side.
@@ -50,6 +53,8 @@ def outcome(fix: Candidate, pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran
     verdict = verdict_on(change)
     if verdict.word == "unchanged" and verdict_on(replace(change, noise_frac=usual)).word != "unchanged":
         verdict = StepVerdict("inconclusive", f"runs of one job differ by {change.noise_frac:.0%} here")
+    if len(pairs) < LEAST_PAIRS:
+        verdict = StepVerdict("inconclusive", "one run of each is not enough")
     gain = tuple(-share * change.base_ms for share in (change.high_frac, change.change_frac, change.low_frac))
     training, same = compare_training(base, with_fix[0], fix.changes)
     return replace(

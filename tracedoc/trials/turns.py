@@ -12,11 +12,9 @@ from pathlib import Path
 from tracedoc.trials import one_run
 from tracedoc.trials.candidates import Candidate
 from tracedoc.trials.one_run import Job, NoRunError, Ran
-from tracedoc.trials.outcome import outcome
+from tracedoc.trials.outcome import LEAST_PAIRS, outcome
 from tracedoc.tried import FAILED, HUNG, NOT_MADE, UNDECIDED, Tried
 
-LEAST_PAIRS = 2
-"""Runs of one job differ by more than their steps show, so one of each side decides nothing."""
 MOST_PAIRS = 6
 SILENCE = 10.0
 """A fix may be silent for so many times the longest silence of the job as it is: compiling takes long."""
