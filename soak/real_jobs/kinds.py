@@ -183,9 +183,13 @@ def lightning(steps: int) -> None:
     ).fit(Module(), DataLoader(Slow(), BATCH))
 
 
-def deepspeed(steps: int) -> None:
+def zero(steps: int) -> None:
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed as ds
+    import deepspeed.comm.torch
+
+    # Its operator for shared memory takes minutes to compile, and is not what is looked at.
+    deepspeed.comm.torch.build_shm_op = lambda: None
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -235,7 +239,7 @@ KINDS: dict[str, Callable[[int], None]] = {
     one.__name__: one
     for one in (
         *(ddp, accumulation, unused, fsdp, fsdp2, accelerate),
-        *(trainer, lightning, deepspeed, loader, collections, threads),
+        *(trainer, lightning, zero, loader, collections, threads),
     )
 }
 

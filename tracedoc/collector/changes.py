@@ -31,13 +31,13 @@ class Home:
     shown_by: str = ""
 
 
-_DDP = Home(("torch.nn.parallel.distributed",), "DistributedDataParallel", "ddp")
+DDP_HOME = Home(("torch.nn.parallel.distributed",), "DistributedDataParallel", "ddp")
 _OPTIMIZERS = "torch.optim"
 HOMES = {
-    "DDP": _DDP,
-    "DistributedDataParallel": _DDP,
-    "DistributedDataParallelKwargs": _DDP,
-    "DDPStrategy": _DDP,
+    "DDP": DDP_HOME,
+    "DistributedDataParallel": DDP_HOME,
+    "DistributedDataParallelKwargs": DDP_HOME,
+    "DDPStrategy": DDP_HOME,
     "DataLoader": Home(("torch.utils.data.dataloader",), "DataLoader", "loaders"),
     "FSDP": Home(
         ("torch.distributed.fsdp.fully_sharded_data_parallel",), "FullyShardedDataParallel", "fsdp1"
@@ -107,6 +107,11 @@ class Code:
     source: str
     when: str
 
+    @property
+    def part(self) -> str:
+        """What stands for it: its last line."""
+        return self.source.rpartition("\n")[2].strip()
+
 
 @dataclass(frozen=True)
 class Change:
@@ -129,7 +134,7 @@ class Change:
         for call in self.calls:
             yield call.target, call.home
         for code in self.code:
-            yield code.source.partition("\n")[0], None
+            yield code.part, None
         if self.deepspeed:
             yield "DeepSpeed configuration", DEEPSPEED_HOME
         if self.launch:
@@ -137,13 +142,14 @@ class Change:
         if self.compile is not None:
             yield "torch.compile", None
         if self.no_sync:
-            yield "no_sync", _DDP
+            yield "no_sync", DDP_HOME
 
     @property
     def modules(self) -> set[str]:
         """The modules whose import is to be watched."""
         found = {module for _, home in self.parts if home is not None for module in home.modules}
-        return found | ({"torch"} if any(code.when == TORCH for code in self.code) else set())
+        early = {TORCH: ("torch",), MODEL: DDP_HOME.modules, STEP: ()}
+        return found.union(*(early[code.when] for code in self.code))
 
     @property
     def rounds(self) -> bool:

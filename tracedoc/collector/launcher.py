@@ -198,12 +198,12 @@ def _is_same_job(node: Part, job: str, command: Sequence[str], environ: Mapping[
     if node.get("host") != socket.gethostname() or not isinstance(pid, int):
         return True
     # On one host two jobs are two, unless one of several launchers started this.
-    if node.get("name") != _name(command) or not _is_one_of_several(command, environ):
+    if node.get("name") != _name(command) or not is_one_of_several(command, environ):
         return False
     return is_running(pid)
 
 
-def _is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+def is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     """True if a job has other launchers: its command names nodes, or its rank is set already."""
     nodes = re.search(
         r"--(?:n?nodes|num[-_](?:nodes|machines)|(?:node|machine)[-_]rank)[= ](?!1\b)", " ".join(command)

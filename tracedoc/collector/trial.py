@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from tracedoc.collector.changes import (
+    DDP_HOME,
     DEEPSPEED_HOME,
     LAUNCH_HOME,
     MODEL,
@@ -74,12 +75,14 @@ class Changes:
             for call in change.calls:
                 if name in call.home.modules:
                     self._guarded(call.target, functools.partial(self._patch, module, call))
-            if change.no_sync and name == "torch.nn.parallel.distributed":
+            if change.no_sync and name in DDP_HOME.modules:
                 self._guarded("no_sync", lambda: self._reduce_once(module.DistributedDataParallel))
             if change.deepspeed and name in DEEPSPEED_HOME.modules:
                 self._merge_deepspeed(module, change.deepspeed)
             if change.launch and name in LAUNCH_HOME.modules:
                 self._merge_launch(module, change.launch)
+            if name in DDP_HOME.modules and any(code.when == MODEL for code in change.code):
+                self._guarded(DDP_HOME.name, functools.partial(self._run_once_wrapped, module))
         if name == "torch":
             self._run_code(TORCH, {})
 
@@ -126,10 +129,7 @@ class Changes:
                 given = self._guarded(
                     call.target, lambda: self._bound(signature, call, place, inner, args, kwargs)
                 )
-                result = usual(*args, **kwargs) if given is None else usual(*given.args, **given.kwargs)
-                if not inner and call.home.name == "DistributedDataParallel":
-                    self._run_code(MODEL, {"model": args[0]})
-                return result
+                return usual(*args, **kwargs) if given is None else usual(*given.args, **given.kwargs)
             finally:
                 self._depth.depth -= 1
 
@@ -257,6 +257,17 @@ class Changes:
 
     # Code.
 
+    def _run_once_wrapped(self, module: ModuleType) -> None:
+        """Have code run as soon as DDP is there: hooks are registered before the first backward pass."""
+        usual = module.DistributedDataParallel.__init__
+
+        @functools.wraps(usual)
+        def __init__(model: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+            usual(model, *args, **kwargs)
+            self._run_code(MODEL, {"model": model})
+
+        module.DistributedDataParallel.__init__ = __init__
+
     def _model_is_there(self, model: Any) -> None:
         self._run_code(MODEL, {"model": model})
         for change in self._changes:
@@ -275,13 +286,12 @@ class Changes:
                 if code.when != when or (when != STEP and code.source in self._ran):
                     continue
                 self._ran.add(code.source)
-                part = code.source.partition("\n")[0]
 
-                def run(source: str = code.source, part: str = part) -> None:
+                def run(source: str = code.source, part: str = code.part) -> None:
                     self._names(source, given)
                     self._note(MADE, part)
 
-                self._guarded(part, run)
+                self._guarded(code.part, run)
 
     def _names(self, source: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """What changes may name, after ``source`` has run."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tracedoc.collector.launcher import is_one_of_several
 from tracedoc.trials import one_run
 from tracedoc.trials.candidates import Candidate
 from tracedoc.trials.one_run import Job, NoRunError, Ran
@@ -16,6 +17,8 @@ from tracedoc.trials.outcome import LEAST_PAIRS, outcome
 from tracedoc.tried import FAILED, HUNG, NOT_MADE, UNDECIDED, Tried
 
 MOST_PAIRS = 6
+PAIRS_ALIKE = 3
+"""Turns of each fix where several nodes have to go on alike, which see only steps of their own."""
 SILENCE = 10.0
 """A fix may be silent for so many times the longest silence of the job as it is: compiling takes long."""
 
@@ -48,6 +51,7 @@ class Turns:
         self._base: list[Ran] = []
         self._pairs: dict[str, list[tuple[Ran, Ran]]] = {one.fix: [] for one in fixes}
         self._number = 0
+        self._alike = is_one_of_several(job.command, job.environ)
         self.ended = ""
 
     @property
@@ -64,7 +68,7 @@ class Turns:
             try:
                 while open_fixes := [one for one in self._fixes if self._is_open(one)]:
                     for fix in open_fixes:
-                        if not self._fits_budget():
+                        if not self._alike and not self._fits_budget():
                             raise _OverError(one_run.OUT_OF_TIME)
                         self._turn(fix, Path(folder))
             except _OverError as error:
@@ -75,6 +79,8 @@ class Turns:
 
     def _is_open(self, fix: Candidate) -> bool:
         pairs = self._pairs[fix.fix]
+        if self._alike:
+            return len(pairs) < PAIRS_ALIKE
         verdict = outcome(fix, pairs, self._base).verdict
         if verdict in (FAILED, HUNG, NOT_MADE):
             return False
