@@ -48,7 +48,8 @@ def captured(kind: str, folder: Path) -> Path:
     run = folder / kind
     if not run.exists():
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        tracedoc("collect", "-q", "-o", str(run), "--", sys.executable, *launcher, str(JOB), kind, STEPS)
+        job = [sys.executable, *launcher, str(JOB), kind, STEPS]
+        tracedoc("collect", "-q", "-o", str(run), "--exit-after-capture", "--", *job)
     return run
 
 
