@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.collector.changes import MODEL, STEP, TORCH, CannotError, read_change
+from tracedoc.collector.trial.changes import MODEL, STEP, TORCH, CannotError, read_change
 
 
 def keywords(text: str) -> list[tuple[str, dict[str, str]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracedoc.collector.changes import read_change
+from tracedoc.collector.trial.changes import read_change
 from tracedoc.trials.candidates import Candidate
 from tracedoc.trials.one_run import Ran
 from tracedoc.trials.outcome import outcome

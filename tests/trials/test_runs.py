@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.collector.changes import read_change
+from tracedoc.collector.trial.changes import read_change
 from tracedoc.trials import one_run
 from tracedoc.trials.one_run import Job, Ran, run_once
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import tracedoc
 from tracedoc.cli import main
-from tracedoc.collector.changes import Change
+from tracedoc.collector.trial.changes import Change
 from tracedoc.run import discover
 from tracedoc.trials import one_run, turns
 from tracedoc.trials.candidates import candidates

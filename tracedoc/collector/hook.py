@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tracedoc.collector.nccl import ask_nccl
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
 from tracedoc.collector.recorder import ForeignProfilers
 from tracedoc.collector.session import Session
@@ -19,7 +20,7 @@ from tracedoc.collector.steps import Listener, StepClock, count_outermost
 from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, is_running, rank_stem, write_json
 
 if TYPE_CHECKING:
-    from tracedoc.collector.trial import Changes, Losses, TrialSession
+    from tracedoc.collector.trial.rank import Changes, Losses, TrialSession
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -40,7 +41,7 @@ class Hook:
         self._changes: Changes | None = None
         self._losses: Losses | None = None
         if options.trial:
-            from tracedoc.collector.trial import Changes, Losses
+            from tracedoc.collector.trial.rank import Changes, Losses
 
             self._changes, self._losses = Changes(options), Losses()
         self._foreign: ForeignProfilers | None = None
@@ -119,7 +120,7 @@ class Hook:
             return
         session: Session | TrialSession
         if self._changes is not None and self._losses is not None:
-            from tracedoc.collector.trial import TrialSession
+            from tracedoc.collector.trial.rank import TrialSession
 
             session = TrialSession(self._options, identity, self._clock, self._changes, self._losses)
         else:
@@ -176,11 +177,19 @@ def is_watching() -> bool:
     return bool(_hooks)
 
 
+def watch_here(hook: Hook, folder: str) -> None:
+    """Have a hook that the script itself made stand for a launcher's."""
+    _hooks[folder] = hook
+
+
 def imported(module: ModuleType, folder: str) -> None:
     """Take note that a watched module was imported; ``folder`` holds the options of the capture."""
     hook = _hooks.get(folder)
     if hook is None:
-        hook = _hooks[folder] = Hook(read_options(Path(folder, CONFIG_NAME)))
+        options = read_options(Path(folder, CONFIG_NAME))
+        hook = _hooks[folder] = Hook(options)
+        if options.nccl_log is None:
+            ask_nccl(os.environ)
         with contextlib.suppress(OSError):
             Path(folder, f"torch-{socket.gethostname()}-{os.getpid()}").touch()
     hook.change(module)

@@ -19,8 +19,9 @@ from datetime import datetime
 from pathlib import Path
 
 import tracedoc
-from tracedoc.collector.changes import read_change
+from tracedoc.collector.nccl import debugging
 from tracedoc.collector.options import Options, write_options
+from tracedoc.collector.trial.changes import read_change
 from tracedoc.collector.variables import looks_secret, names_secret
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.run.manifest import (
@@ -103,13 +104,12 @@ def environment(hook_folder: Path, options: Options, environ: Mapping[str, str])
     """Return the variables that the command gets beside its own; none that the user has set is replaced."""
     added = {"PYTHONPATH": os.pathsep.join(filter(None, (str(hook_folder), environ.get("PYTHONPATH"))))}
     # Since torch 2.13 every start and stop of a profiler prints two lines otherwise.
-    wanted = {"KINETO_LOG_LEVEL": "99"}
+    wanted = {
+        "KINETO_LOG_LEVEL": "99",
+        "TORCH_FR_DUMP_TEMP_FILE": str(Path(options.folder) / "nccl_trace_rank_"),
+    }
     if options.nccl_log:
-        wanted |= {
-            "NCCL_DEBUG": "INFO",
-            "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,ENV,NET",
-            "NCCL_DEBUG_FILE": str(Path(options.folder) / "nccl.%h.%p.log"),
-        }
+        wanted |= debugging(Path(options.folder) / "nccl.%h.%p.log")
     return added | {name: value for name, value in wanted.items() if name not in environ}
 
 

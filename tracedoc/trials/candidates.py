@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tracedoc.collector.changes import CannotError, Change, read_change
+from tracedoc.collector.trial.changes import CannotError, Change, read_change
 from tracedoc.diagnosis import Diagnosis, Finding, Fix
 from tracedoc.errors import InputError, did_you_mean
 from tracedoc.judge.fixes import fitting_first

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tracedoc.collector import launcher
-from tracedoc.collector.changes import Change
 from tracedoc.collector.options import Options
-from tracedoc.collector.trial import FAILED, MADE, SAME, outcome_file
+from tracedoc.collector.trial.changes import Change
+from tracedoc.collector.trial.rank import FAILED, MADE, SAME, outcome_file
 from tracedoc.errors import TracedocError
 from tracedoc.run.manifest import COMPLETE, Part, read_parts
 from tracedoc.run.steplog import STEP, read_step_log

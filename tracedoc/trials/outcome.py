@@ -9,7 +9,7 @@ from math import expm1, log, sqrt
 
 from msgspec.structs import replace
 
-from tracedoc.collector.trial import FAILED, MADE, SAME
+from tracedoc.collector.trial.rank import FAILED, MADE, SAME
 from tracedoc.comparison.step_change import StepVerdict, change_between, noise_of, verdict_on
 from tracedoc.ledger import Range
 from tracedoc.trials.candidates import Candidate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tracedoc.collector.changes import Change
+from tracedoc.collector.trial.changes import Change
 from tracedoc.trials.one_run import Ran
 
 ROUNDING = 1e-4

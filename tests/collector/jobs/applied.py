@@ -9,7 +9,7 @@ import torch
 from torch import distributed, nn
 
 from tracedoc.collector.options import Options
-from tracedoc.collector.trial import Changes
+from tracedoc.collector.trial.rank import Changes
 
 folder, kind, text = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 folder.mkdir(exist_ok=True)

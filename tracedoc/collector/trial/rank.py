@@ -19,7 +19,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracedoc.collector.changes import (
+from tracedoc.collector.environment import describe_memory
+from tracedoc.collector.frameworks import find_live, largest_root
+from tracedoc.collector.options import Options
+from tracedoc.collector.probe import loaded, plain, probe
+from tracedoc.collector.steps import StepClock, StepLogWriter
+from tracedoc.collector.trial.changes import (
     DDP_HOME,
     DEEPSPEED_HOME,
     LAUNCH_HOME,
@@ -30,11 +35,6 @@ from tracedoc.collector.changes import (
     Change,
     read_change,
 )
-from tracedoc.collector.environment import describe_memory
-from tracedoc.collector.frameworks import find_live, largest_root
-from tracedoc.collector.options import Options
-from tracedoc.collector.probe import loaded, plain, probe
-from tracedoc.collector.steps import StepClock, StepLogWriter
 from tracedoc.run.manifest import COMPLETE, NOTHING, PART_SUFFIX, PARTIAL, WAITING, write_json
 
 MOST_LOSSES = 4096
