@@ -28,7 +28,7 @@ from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
 from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
+from tracedoc.predicted import PlanStep, ReplayReport, Tried, WhatIf, read_tried
 from tracedoc.ranks.run_view import (
     RunView,
     build_run_view,
@@ -49,7 +49,6 @@ from tracedoc.timeline.script_code import SourceStep, read_source_step
 from tracedoc.topics import load_facts
 from tracedoc.topics.capture.run import job_limits
 from tracedoc.topics.straggler.causes import ranks_to_read
-from tracedoc.tried import Tried, read_tried
 from tracedoc.units import format_ranges
 from tracedoc.whatif.answer import what_if
 from tracedoc.whatif.changes.registry import parse_request

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from tracedoc.collector.trial.changes import read_change
+from tracedoc.predicted import FAILED, HUNG, KEPT, LESS, MORE, NO_EFFECT, NOT_MADE, SLOWER, UNDECIDED, Tried
 from tracedoc.trials.candidates import Candidate
 from tracedoc.trials.one_run import Ran
 from tracedoc.trials.outcome import outcome
-from tracedoc.tried import FAILED, HUNG, KEPT, LESS, MORE, NO_EFFECT, NOT_MADE, SLOWER, UNDECIDED, Tried
 
 STEPS = 20
 

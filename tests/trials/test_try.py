@@ -16,11 +16,11 @@ from click.testing import CliRunner, Result
 import tracedoc
 from tracedoc.cli import main
 from tracedoc.collector.trial.changes import Change
+from tracedoc.predicted import TRIED_NAME, read_tried
 from tracedoc.run import discover
 from tracedoc.trials import one_run, turns
 from tracedoc.trials.candidates import candidates
 from tracedoc.trials.one_run import Job, Ran
-from tracedoc.tried import TRIED_NAME, read_tried
 
 STEPS = 20
 COMMAND = ("--", sys.executable, "-c", "pass")

@@ -33,11 +33,11 @@ from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
+    from tracedoc.predicted import Trials
     from tracedoc.run.manifest import Manifest
     from tracedoc.trials.candidates import Candidate
     from tracedoc.trials.one_run import Job
     from tracedoc.trials.turns import Progress, Turns
-    from tracedoc.tried import Trials
 
 EXIT_INTERRUPTED = 130
 _COMMAND = "tracedoc.try.command"
@@ -200,8 +200,8 @@ def _take_turns(
     job: Job, chosen: Sequence[Candidate], known: Sequence[Candidate], budget_s: float
 ) -> tuple[Trials, bool]:
     from tracedoc.collector.launcher import public_command
+    from tracedoc.predicted import Trials
     from tracedoc.trials.turns import Turns
-    from tracedoc.tried import Trials
 
     words = shlex.join(public_command(job.command))
     say(f"tracedoc: starts {words}")
@@ -255,8 +255,8 @@ def _progress() -> Iterator[Any]:
 
 def _keep(found: Trials, diagnosis: Diagnosis, folder: Path, named: str | None) -> None:
     """Keep what was tried beside the run, and in the records."""
+    from tracedoc.predicted import keep_tried
     from tracedoc.trials.records import record
-    from tracedoc.tried import keep_tried
 
     try:
         keep_tried(folder, found)

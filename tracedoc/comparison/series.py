@@ -15,8 +15,7 @@ from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import BUDGET_PARTS, Diagnosis
 from tracedoc.errors import InputError
 from tracedoc.ledger import Range
-from tracedoc.predicted import NotPredicted
-from tracedoc.tried import Tried
+from tracedoc.predicted import NotPredicted, Tried
 
 LEAST_BEND = 0.05
 """A curve bends where a step of it is less efficient than the one before it by this much."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tracedoc.collector.trial.changes import CannotError, read_change
+from tracedoc.predicted import NOT_MADE, Trials, Tried
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
-from tracedoc.tried import NOT_MADE, Trials, Tried
 from tracedoc.units import format_bytes, format_ms, three_digits
 
 

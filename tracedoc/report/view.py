@@ -25,11 +25,10 @@ from tracedoc.diagnosis import (
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
-from tracedoc.predicted import LEAST_SHARE, PlanStep
+from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
 from tracedoc.report.words import cost_text, gain_text, played_text
-from tracedoc.tried import Tried
 from tracedoc.units import (
     format_count,
     format_ms,

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from tracedoc.collector.trial.rank import FAILED, MADE, SAME
 from tracedoc.comparison.step_change import StepVerdict, change_between, noise_of, verdict_on
 from tracedoc.ledger import Range
+from tracedoc.predicted import FAILED as FIX_FAILED
+from tracedoc.predicted import FASTER, HUNG, KEPT, LESS, MORE, NO_EFFECT, NOT_MADE, SLOWER, UNDECIDED, Tried
 from tracedoc.trials.candidates import Candidate
 from tracedoc.trials.one_run import Ran
 from tracedoc.trials.same_training import compare_training
-from tracedoc.tried import FAILED as FIX_FAILED
-from tracedoc.tried import FASTER, HUNG, KEPT, LESS, MORE, NO_EFFECT, NOT_MADE, SLOWER, UNDECIDED, Tried
 
 LEAST_PAIRS = 2
 """Runs of one job differ by more than their steps show, so one of each side decides nothing."""

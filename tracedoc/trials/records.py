@@ -10,7 +10,7 @@ import msgspec
 import tracedoc
 from tracedoc.cache import cache_folder
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.tried import Trials
+from tracedoc.predicted import Trials
 
 RECORDS_NAME = "trials.jsonl"
 """The file in the user's cache folder."""
