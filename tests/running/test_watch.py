@@ -1,4 +1,4 @@
-"""Step logs are followed from where the last look ended; drift is told within twenty steps, with who it is."""
+"""Step logs are followed from where the last look ended; drift is told within twenty steps, and who it is."""
 
 from __future__ import annotations
 
