@@ -82,7 +82,15 @@ NOT_RUN = {
     "tracedoc collect --ranks 0,777": NAMED,
     "tracedoc collect --baseline": NAMED,
     "tracedoc collect -- torchrun": NAMED,
-    **dict.fromkeys(("tracedoc collect --again RUN", "tracedoc watch RUN"), "asks a job that runs"),
+    **dict.fromkeys(
+        (
+            "tracedoc collect --again RUN",
+            "tracedoc collect --from dynolog",
+            "tracedoc collect --from http://HOST:25999",
+            "tracedoc watch RUN",
+        ),
+        "asks a job that runs",
+    ),
     "python -E": NAMED,
     "python -I": NAMED,
 }
