@@ -8,6 +8,7 @@
 # make pythons the tests that need no torch, on each other Python that is supported and found
 # make mutate  change definitions one at a time, and hold that a test fails for each (MUTANTS="NAME ...")
 # make shipped what users get: wheels, and the code that fixes and plans print, each built or run as it is
+# make wheel   what a release uploads, in dist: sources, the wheel for every platform and this one's native one, all checked
 # make soak    what takes minutes: wheels, printed code, hard inputs, jobs that go wrong: an hour and more (SOAK="--share 0.01")
 # make bench   measure speed and memory side by side with other tools (BENCH="--rounds 1" for options)
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
@@ -34,7 +35,7 @@ BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 PINNED := $(PIP) --constraint requirements/constraints.txt
 
-.PHONY: demo test lint docs refresh oldest newest pythons mutate shipped soak bench bench-plan bench-truth bench-replay
+.PHONY: demo test lint docs refresh oldest newest pythons mutate shipped wheel soak bench bench-plan bench-truth bench-replay
 .PHONY: fuzz constraints clean
 
 demo: .venv/installed
@@ -76,6 +77,9 @@ mutate: .venv/test-installed
 
 shipped: .venv/test-installed loaders
 	$(BIN)/python -m pytest -m soak tests/project tests/planner tests/rules --ignore tests/planner/test_never_dominated.py
+
+wheel: .venv/installed .venv-wheel/ready
+	.venv-wheel/bin/python requirements/wheel.py $(BIN)/python
 
 soak: .venv/test-installed loaders peers
 	$(BIN)/python -m pytest -m soak

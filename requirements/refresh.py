@@ -14,7 +14,14 @@ import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
-ENVIRONMENTS = (("test", "lint", "loaders"), ("docs",), ("hta",), ("traceinsight",), ("gpu-idle",))
+ENVIRONMENTS = (
+    ("test", "lint", "loaders"),
+    ("docs",),
+    ("hta",),
+    ("traceinsight",),
+    ("gpu-idle",),
+    ("wheel",),
+)
 """The files that are installed together."""
 OWN_PINS = ("pandas",)
 """The tools that tracedoc is compared with need a version of their own, which their files pin."""

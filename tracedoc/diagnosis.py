@@ -222,6 +222,8 @@ class Finding(msgspec.Struct, frozen=True):
     """A verdict worth reading. ``id`` is stable over runs of one job.
 
     ``title`` begins with the usual name of the cause; ``says`` is the clause behind it in the first line.
+    ``cost_ms`` is what its causes cost today's step, their shares in the ledger, and ``alone_ms`` is what
+    mending them alone saves; ``None`` where the ledger has none of them, or a fix mends more than they are.
     ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
     ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """
@@ -243,6 +245,8 @@ class Finding(msgspec.Struct, frozen=True):
     says: str = ""
     limit: str = ""
     in_place_of: tuple[str, ...] = ()
+    cost_ms: float | None = None
+    alone_ms: float | None = None
 
     @property
     def gates(self) -> bool:
@@ -359,6 +363,15 @@ class Diagnosis(msgspec.Struct, frozen=True):
         """The value of a fact that stands for the run, ``None`` where it is unknown or no number."""
         record = self.facts.get(fact)
         return float(record.value) if record is not None and isinstance(record.value, float | int) else None
+
+    @property
+    def today_ms(self) -> float | None:
+        """The step that the answer is about, in ms: the ledger's, else the analysed one.
+
+        The ledger's is the mean of the captured steps where these differ.
+        """
+        ledger = self.ledger
+        return ledger.step_ms if ledger is not None and ledger.step_ms > 0 else self.number("step_ms")
 
     def numbers(self, fact: str) -> dict[str, float]:
         """The values of a fact that are numbers, by rank or group."""

@@ -38,6 +38,7 @@ from tracedoc.ranks.run_view import (
 )
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
+from tracedoc.run.hang import hang_limits
 from tracedoc.run.job import read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
@@ -198,8 +199,8 @@ def measure(
 ) -> Measured:
     """Measure the run in ``paths`` without judging it."""
     chosen = options or Options()
-    listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    run = discover([os.fspath(path) for path in listed])
+    listed = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    run = discover(listed)
     ranked, settled, unread = _read_ranks(run, chosen, progress)
     left_out = ranks_without_steps(ranked)
     shared = chosen.steps or shared_steps([one for one in ranked if one.rank not in left_out])
@@ -217,11 +218,13 @@ def measure(
     view = build_run_view(ranked, settled.world_size, job, left_out, shared)
     steps = failures.contain("the steps with Python stacks", lambda: _source_steps(view), {})
     view = with_source_steps(view, steps)
+    hung = failures.contain("the flight recorder", lambda: hang_limits(listed, settled.world_size), ())
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
     known = bool(ending) or ended_well(run.manifest)
     early = () if known else failures.contain("who ended early", lambda: ended_early(view), ())
     slower = failures.contain("the times around the capture", lambda: job_limits(view), ())
     limits = (
+        *hung,
         *ending,
         *early,
         *run.limits,

@@ -21,6 +21,10 @@ LEAST_SHARE = 0.01
 """A gain below this share of the step is within the spread of any measurement."""
 
 
+SAME_SAMPLES = " for the same samples"
+"""Behind the step of a change of the batch."""
+
+
 class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted"):
     """The step after a change, and what it saves, as ``(low, likely, high)`` in milliseconds.
 

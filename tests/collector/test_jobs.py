@@ -15,6 +15,7 @@ from tests.collector.conftest import JOBS, Collect, Rank, job, run_forked
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to collect")
 
+SKIPS = JOBS / "skips_a_collective.py"
 SHORT = "--wait 2 --warmup 1 --active 3"
 
 
@@ -156,6 +157,21 @@ def test_ranks_that_hang_until_sigterm_leave_their_last_steps_and_die_by_it(coll
         assert ran.rank(rank)["state"] == "partial"
         assert "SIGTERM" in ran.rank(rank)["reason"]
         assert ran.steps(rank)[:3] == [6, 7, 8]
+
+
+def test_a_job_that_hangs_is_told_by_the_rank_that_is_missing_and_what_it_does(
+    collect: Collect, tmp_path: Path
+) -> None:
+    ran = collect(*job("skips_a_collective", str(tmp_path / "run"), ranks=2), options=SHORT)
+    assert ran.code == 128 + signal.SIGTERM
+    line = next(i for i, text in enumerate(SKIPS.read_text().splitlines(), 1) if "group=group" in text)
+    told = re.search(
+        rf"rank 1 never entered all_reduce 9 of group dp \(called at skips_a_collective.py:{line}\); "
+        r"rank 0 waits since \d\d:\d\d:\d\d UTC; rank 1 is in load_shard \(skips_a_collective.py:\d+\)",
+        ran.stderr,
+    )
+    assert told is not None
+    assert tracedoc.diagnose([ran.folder]).summary.startswith(f"The job hung: {told[0]}")
 
 
 def test_a_killed_collector_leaves_the_job_alone_and_what_was_captured(collect: Collect) -> None:

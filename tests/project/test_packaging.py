@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from requirements.wheel import REPOSITORY, build, check_changelog, version_in
 from tracedoc.trace.reader import VARIABLE
 
 NOT_PART_OF_THE_SOURCES = shutil.ignore_patterns(
@@ -39,22 +40,6 @@ def sources(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy = tmp_path_factory.mktemp("sources") / "tracedoc"
     shutil.copytree(repository, copy, ignore=NOT_PART_OF_THE_SOURCES)
     return copy
-
-
-def build(sources: Path, kind: str, into: Path, **environment: str) -> Path:
-    """Build a "wheel", "editable" wheel or "sdist" with the declared backend, without the network."""
-    script = f"import sys, setuptools.build_meta as backend; print(backend.build_{kind}(sys.argv[1]))"
-    into.mkdir(exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(into)],
-        cwd=sources,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return into / done.stdout.splitlines()[-1]
 
 
 def clean_environment(wheel: Path, at: Path) -> Path:
@@ -165,6 +150,43 @@ def test_a_source_distribution_is_the_repository(sources: Path, repository: Path
         if path.is_file() and path.suffix not in MADE_HERE
     }
     assert wanted <= names
+
+
+def changelog(*sections: str) -> str:
+    return "# Changelog\n\n## 1.2.0 (2026-01-31)\n\n" + "\n".join(sections) + "\n## 1.1.0 (2025-01-31)\n"
+
+
+def test_the_changelog_is_that_of_the_version() -> None:
+    text = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert check_changelog(text, version_in(REPOSITORY))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (changelog("### Added\n\n- One, over\n  two lines.\n\n- Two.\n", "### Fixed\n\n- Three.\n"), ""),
+        (changelog("### Fixed\n\n- Three.\n", "### Added\n\n- One.\n"), "in this order"),
+        (changelog("### Improved\n\n- One.\n"), "Improved"),
+        (changelog("- One.\n"), "entries stand under"),
+        (changelog("### Added\n\n"), "Added is no list"),
+        (changelog("### Added\n\nOne.\n"), "Added is no list"),
+        (changelog("### Added\n\n- One.\n").replace("1.2.0", "1.3.0"), "1.2.0 (date) is expected"),
+        (changelog("### Added\n\n- One.\n").replace("2026-01-31", "soon"), "1.2.0 (date) is expected"),
+    ],
+)
+def test_a_changelog_has_its_entries_by_kind(text: str, said: str) -> None:
+    if not said:
+        assert check_changelog(text, "1.2.0") == "2026-01-31"
+        return
+    with pytest.raises(SystemExit, match=re.escape(said)):
+        check_changelog(text, "1.2.0")
+
+
+@pytest.mark.soak
+def test_a_wheel_for_every_platform_reads_without_the_native_part(sources: Path, tmp_path: Path) -> None:
+    wheel = build(sources, "wheel", tmp_path / "dist", TRACEDOC_PURE="1")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert reader_in(clean_environment(wheel, tmp_path / "venv"), tmp_path) == "python reader"
 
 
 def test_everything_that_is_installed_for_the_tests_has_one_version(repository: Path) -> None:

@@ -9,7 +9,8 @@ from tests.example_diagnoses import cpu, healthy, hostile, sharded
 from tracedoc.diagnosis import Comparison, Evidence, FactRecord, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
 from tracedoc.report.texts import redacted
-from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, holds_text, instances_text
+from tracedoc.report.view import EVIDENCE_SHOWN, build_view, holds_text, instances_text
+from tracedoc.report.words import gain_text
 
 
 def test_segments_add_up_to_the_step():
@@ -66,13 +67,17 @@ def test_fix_for_the_trainer_around_the_wrapper_comes_first():
 
 
 def test_gain_is_a_bound_unless_a_low_end_is_known():
-    assert gain_text(Gain(0.0, 31.0, "ceiling")) == "up to 31 ms a step"
-    assert gain_text(Gain(10.0, 90.0, "replay")) == "10 to 90 ms a step (replayed)"
-    assert gain_text(Gain(10.0, 90.0, "ledger")) == "10 to 90 ms a step (replayed without its causes)"
-    assert gain_text(Gain(19.68, 19.71, "ceiling")) == "about 19.7 ms a step"
-    assert gain_text(Gain(0.05, 0.09, "ceiling")) == "50 to 90 us a step"
-    assert gain_text(Gain(0.05, 9.0, "ceiling")) == "50 us to 9 ms a step"
+    assert gain_text(Gain(0.0, 31.0, "ceiling")) == "saves up to 31 ms a step"
+    assert gain_text(Gain(19.68, 19.71, "ceiling")) == "saves about 19.7 ms a step"
+    assert gain_text(Gain(0.05, 0.09, "ceiling")) == "saves 50 to 90 us a step"
+    assert gain_text(Gain(0.05, 9.0, "ceiling")) == "saves 50 us to 9 ms a step"
     assert gain_text(None) == ""
+
+
+def test_a_gain_that_was_played_reads_as_a_change_of_the_step():
+    assert gain_text(Gain(10.0, 90.0, "replay", (), 30.0), 100.0) == "100 -> about 70 ms (10 to 90)"
+    assert gain_text(Gain(9.0, 50.0, "ledger", (), 40.0), 100.0) == "100 -> about 60 ms (50 to 91) without it"
+    assert gain_text(Gain(0.0, 9.0, "ledger", (), 0.9), 100.0) == "saves nothing alone"
 
 
 def test_control_characters_and_direction_marks_are_written_out():

@@ -29,7 +29,7 @@ _HELP_INSTEAD: tuple[type[click.ClickException], ...] = tuple(
 
 COMMANDS = (
     "collect", "diagnose", "compare", "history", "whatif", "kernels", "plan", "report", "facts", "explain",
-    "rules", "completion",
+    "rules", "watch", "mcp", "completion",
 )  # fmt: skip
 """What can be run; ``tracedoc.cli.NAME`` defines ``NAME``, and is imported where it is asked for."""
 
@@ -186,6 +186,7 @@ def main() -> None:
       tracedoc kernels runs/a                   what its kernels reach
       tracedoc plan --params 7B --gpu H100      which training strategy fits
       tracedoc explain exposed-communication    what a finding means, and its fixes
+      tracedoc mcp runs                         the answers, for an agent
 
     \b
     Exit codes: 0 done, 1 a condition that you asked for holds (--fail-on,

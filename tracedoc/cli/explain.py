@@ -69,16 +69,30 @@ def explain(
             same[0] if same and name not in same else name, run, rules, rule_directories, report_format
         )
         return
-    # A guard may share its name with its limit; then both are explained.
-    found = [meaning for one in same for meaning in _meanings(one, rules, facts)]
-    if not found:
-        raise _unknown(name, names)
+    found = _found(name, rules, facts)
     if report_format == "json":
         to_stdout(json_text({kind: data for kind, data, _ in found}), "json")
         return
     from tracedoc.report.texts import plain
 
     to_stdout(plain("\n".join(text for _, _, text in found)))
+
+
+def meanings_of(name: str) -> dict[str, str]:
+    """What a name means, in any spelling: the explanation by kind ("rule", "fact", "cause", "limit", "word").
+
+    Raises :class:`TracedocError` with the nearest name for one that is not known.
+    """
+    return {kind: text for kind, _, text in _found(name, *_known(()))}
+
+
+def _found(name: str, rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[tuple[str, object, str]]:
+    """All meanings of a name: a guard may share its name with its limit; then both are explained."""
+    names = _all_names(rules, facts)
+    found = [meaning for one in _spelled(name, names) for meaning in _meanings(one, rules, facts)]
+    if not found:
+        raise _unknown(name, names)
+    return found
 
 
 def _explain_in(
@@ -129,7 +143,13 @@ def _meanings(
     if name in CAUSE_IDS:
         named = [rule for rule in rules.values() if _names_cause(rule, name)]
         causes = {one: words for one, words in CAUSE_WORDS.items() if _is_part(one, name)}
-        yield "cause", {"causes": causes, "rules": [rule.id for rule in named]}, _cause(name, causes, named)
+        standing = [rule for rule in rules.values() if name in rule.stands_for]
+        about = {
+            "causes": causes,
+            "rules": [rule.id for rule in named],
+            "fixes": [one.id for one in standing],
+        }
+        yield "cause", about, _cause(name, causes, named, standing)
     if name in limits():
         yield "limit", limits()[name], f"{name}  (limit)\n\n{_paragraph(limits()[name])}\n"
     if name in words():
@@ -230,8 +250,13 @@ def _shared_alias(name: str, rules: Sequence[Rule]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule]) -> str:
-    """What a cause or a family of causes is, the rules that name it, and a budget on it."""
+def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule], standing: Sequence[Rule]) -> str:
+    """What a cause or a family of causes is, why it costs time, its fixes, the rules that name it, a budget.
+
+    The reason and the fixes are those of the rules that are ``standing`` for it.
+    """
+    from tracedoc.judge.wording import without_numbers
+
     if name in causes:
         lines = [f"{name}  (cause)", "", _paragraph(causes[name][0].upper() + causes[name][1:] + ".")]
     else:
@@ -241,6 +266,10 @@ def _cause(name: str, causes: Mapping[str, str], rules: Sequence[Rule]) -> str:
         "",
         _paragraph("What it costs: the step is played again without it, alone and last. See: ledger"),
     ]
+    for rule in {rule.why: rule for rule in standing}.values():
+        titles = dict.fromkeys(without_numbers(fix.title) for fix in rule.fixes)
+        lines += ["", _paragraph(rule.why), "", f"Fixes, in full: tracedoc explain {rule.id}"]
+        lines += [_paragraph(title, 2, hang=4) for title in titles]
     if rules:
         lines += ["", "Rules that name it"]
         lines += [_paragraph(f"{rule.id}: {rule.title}", 2, hang=4) for rule in rules]

@@ -96,7 +96,6 @@ def answer_text(answer: WhatIf, *, many: bool) -> str:
         lines = [f"No prediction: {one_line(plain(replay.reason))}."]
         lines += ["", *_ledger_lines(answer.ledger)] if answer.ledger is not None else []
         return "\n".join(lines) + "\n"
-    step_ms = replay.step_ms
     lines = [_head(answer)]
     if not answer.alone:
         lines += ["", f"Critical path: {shares_of(replay.path)}"]
@@ -107,10 +106,12 @@ def answer_text(answer: WhatIf, *, many: bool) -> str:
         if isinstance(one, NotPredicted):
             lines.append(f"  cannot be made to this run: {one_line(plain(one.reason))}")
         else:
-            lines += _prediction_lines(one, step_ms)
+            lines += _prediction_lines(one)
     if answer.together:
         lines += ["", "One on top of the other:"]
-        lines += [f"  {format_step_change(step_ms, one.step_ms):44} {one.change}" for one in answer.together]
+        lines += [
+            f"  {format_step_change(one.before_ms, one.step_ms):44} {one.change}" for one in answer.together
+        ]
     lines += [f"\nNote: {one_line(plain(note))}." for note in replay.notes]
     return "\n".join(lines) + "\n"
 
@@ -147,10 +148,10 @@ def _head(answer: WhatIf) -> str:
     return f"Step{step}: {step_ms} ms, replayed within {error}. Confidence: {replay.confidence}."
 
 
-def _prediction_lines(one: Predicted, step_ms: float) -> list[str]:
+def _prediction_lines(one: Predicted) -> list[str]:
     from tracedoc.units import format_step_change
 
-    lines = [f"  {format_step_change(step_ms, one.step_ms)}, then limited by {one.then_limited_by}"]
+    lines = [f"  {format_step_change(one.before_ms, one.step_ms)}, then limited by {one.then_limited_by}"]
     if one.assumptions:
         lines.append(f"  if {'; '.join(one.assumptions)}")
     return lines

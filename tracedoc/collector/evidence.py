@@ -35,6 +35,7 @@ from tracedoc.collector.environment import (
     link_rates,
     read_counters,
 )
+from tracedoc.collector.flight import remove_dumps, write_dumps
 from tracedoc.collector.frameworks import describe, describe_compile, find_live
 from tracedoc.collector.loading import LoaderWatch
 from tracedoc.collector.nccl import read_nccl_log
@@ -198,8 +199,14 @@ class _Watch:
         self.armed = False
         self.core_wait: CoreWait | None = None
         self.schedule = ThreadSchedule()
-        self.samples = StackSamples()
+        self.samples = StackSamples(self._stuck)
         self.threads = ThreadTimes()
+
+    def _stuck(self, stack: list[str] | None) -> None:
+        if stack is None:
+            remove_dumps(self.folder, self.stem)
+        else:
+            write_dumps(self.folder, self.stem, stack)
 
 
 def _ignore(generation: int, end_ns: int, length_ns: int) -> None:

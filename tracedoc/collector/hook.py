@@ -155,6 +155,11 @@ def is_watching() -> bool:
     return bool(_hooks)
 
 
+def watch_here(hook: Hook, folder: str) -> None:
+    """Have a hook that the script itself made stand for a launcher's."""
+    _hooks[folder] = hook
+
+
 def imported(module: ModuleType, folder: str) -> None:
     """Take note that a watched module was imported; ``folder`` holds the options of the capture."""
     hook = _hooks.get(folder)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import uuid
+from collections.abc import Mapping
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -37,6 +38,11 @@ def collect(folder: str | os.PathLike[str], **options: Any) -> Capture:
     Raises :class:`InputError` for an unknown option and for a folder that cannot be made. What goes wrong
     later is noted in the manifest, and the training goes on.
     """
+    return Capture(capture_options(folder, options))
+
+
+def capture_options(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> Options:
+    """The options of :func:`collect`, whose folder is made; it raises what that raises."""
     known = sorted({field.name for field in fields(Options)} - _NOT_HERE)
     for name in options:
         if name not in known:
@@ -47,7 +53,34 @@ def collect(folder: str | os.PathLike[str], **options: Any) -> Capture:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"{folder} cannot be made: {error.strerror}", "choose another folder") from None
-    return Capture(Options(folder=str(Path(folder).resolve()), run=uuid.uuid4().hex, **options))
+    return Options(folder=str(Path(folder).resolve()), run=uuid.uuid4().hex, **options)
+
+
+def live(folder: str | os.PathLike[str] | None = None, *, port: int | None = None) -> None:
+    """Have this process take requests for captures while it trains; call it before an optimizer is made.
+
+    Under ``tracedoc collect`` a ``folder`` changes nothing. Without the launcher it is the run directory,
+    nothing is captured at first, and ``tracedoc collect --again FOLDER`` asks. With ``port`` PyTorch's debug
+    server is started too, which has no protection and listens on every network of this host.
+
+    Raises :class:`InputError` where the folder cannot be made, and where it is missing without the launcher.
+    """
+    from tracedoc.collector import hook
+    from tracedoc.run.request import VARIABLE
+
+    os.environ[VARIABLE] = "1"
+    if port is not None:
+        sys.stderr.write(f"tracedoc: the debug server on port {port} has no protection: close it to others\n")
+        import_module("torch.distributed.debug").start_debug_server(port=port)
+    if hook.is_watching():
+        return
+    if folder is None:
+        raise InputError("live needs a folder outside of `tracedoc collect`", 'tracedoc.live("runs/a")')
+    capture = collect(folder, ranks="none", source_step=False)
+    watching = hook.Hook(capture.options)
+    hook.watch_here(watching, capture.options.folder)
+    _remove_old_files(capture.options, str(hook.identify(import_module("torch"), capture.options)["stem"]))
+    watching.watch_optimizers(import_module("torch.optim.optimizer"))
 
 
 class Capture:
@@ -55,7 +88,7 @@ class Capture:
 
     def __init__(self, options: Options) -> None:
         self.folder = Path(options.folder)
-        self._options = options
+        self.options = options
         self._session: Session | None = None
         self._entered = False
 
@@ -81,11 +114,21 @@ class Capture:
             if self._session is not None:
                 self._session.step()
             else:
-                self._session = _begin(self._options, stepped)
+                self._session = _begin(self.options, stepped)
                 self._entered = self._session is not None
         except Exception as failure:
             # The border with the user's process: an error of ours ends the capture, not the training.
             self._fail(failure)
+
+    @property
+    def rank(self) -> int | None:
+        """The rank whose steps are captured here, ``None`` before the first step and without a capture."""
+        return None if self._session is None else int(self._session.part["rank"])
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank has recorded all that it will."""
+        return self._session is not None and self._session.is_over
 
     def _end(self, reason: str) -> None:
         atexit.unregister(self._end)
@@ -165,7 +208,11 @@ def transformers_callback(folder: str | os.PathLike[str], **options: Any) -> Any
 
     It counts optimizer steps, not the micro-batches that gradients are accumulated over.
     """
-    capture = collect(folder, **options)
+    return in_transformers(collect(folder, **options))
+
+
+def in_transformers(capture: Capture) -> Any:
+    """A callback of Hugging Face's Trainer that steps a capture."""
 
     class CollectCallback(import_module("transformers").TrainerCallback):  # type: ignore[misc]
         """Steps a capture with the Trainer."""
@@ -190,7 +237,11 @@ def lightning_callback(folder: str | os.PathLike[str], **options: Any) -> Any:
     It counts optimizer steps (``trainer.global_step``), not the batches that gradients are accumulated over.
     Both names of the package will do: the one that is imported, else ``lightning``.
     """
-    capture = collect(folder, **options)
+    return in_lightning(collect(folder, **options))
+
+
+def in_lightning(capture: Capture) -> Any:
+    """A callback of Lightning's Trainer that steps a capture."""
     old = "lightning" not in sys.modules and "pytorch_lightning" in sys.modules
     home = import_module("pytorch_lightning" if old else "lightning.pytorch")
 

@@ -103,7 +103,10 @@ def environment(hook_folder: Path, options: Options, environ: Mapping[str, str])
     """Return the variables that the command gets beside its own; none that the user has set is replaced."""
     added = {"PYTHONPATH": os.pathsep.join(filter(None, (str(hook_folder), environ.get("PYTHONPATH"))))}
     # Since torch 2.13 every start and stop of a profiler prints two lines otherwise.
-    wanted = {"KINETO_LOG_LEVEL": "99"}
+    wanted = {
+        "KINETO_LOG_LEVEL": "99",
+        "TORCH_FR_DUMP_TEMP_FILE": str(Path(options.folder) / "nccl_trace_rank_"),
+    }
     if options.nccl_log:
         wanted |= debugging(Path(options.folder) / "nccl.%h.%p.log")
     return added | {name: value for name, value in wanted.items() if name not in environ}

@@ -61,9 +61,14 @@ def read_options(path: Path) -> Options:
 
 
 def listed_ranks(text: str) -> frozenset[int] | None:
-    """Return the ranks of ``0,4-7``, ``None`` for ``all`` and ``auto``; raises ``ValueError`` otherwise."""
+    """Return the ranks of ``0,4-7``, none for ``none``, and ``None`` for ``all`` and ``auto``.
+
+    Raises ``ValueError`` for anything else.
+    """
     if text in ("all", "auto"):
         return None
+    if text == "none":
+        return frozenset()
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import median
 from types import CodeType, FrameType
 
@@ -19,6 +19,10 @@ LEAST_NS = 20_000_000
 
 STEPS_FOR_USUAL = 4
 """Of so many steps the median is the usual one."""
+
+STUCK_NS = 30_000_000_000
+STUCK = 10
+"""A step hangs that takes so long and ten times the usual one."""
 
 KEPT_STACKS = 32
 KEPT_FRAMES = 60
@@ -90,9 +94,13 @@ class StackTimes:
 
 
 class StackSamples:
-    """The stacks of one thread in long steps, each with the time for which it stands."""
+    """The stacks of one thread in long steps, each with the time for which it stands.
 
-    def __init__(self) -> None:
+    ``on_stuck`` gets the stack of a step that hangs, and ``None`` when it ends after all.
+    """
+
+    def __init__(self, on_stuck: Callable[[list[str] | None], None] = lambda stack: None) -> None:
+        self._on_stuck = on_stuck
         self._thread = threading.get_ident()
         self._lengths: deque[int] = deque(maxlen=9)
         self._began_ns, self._steps, self._slow = 0, 0, 0
@@ -143,6 +151,8 @@ class StackSamples:
             began, number, lengths = self._began_ns, self._steps, list(self._lengths)
             if not began or len(lengths) < STEPS_FOR_USUAL:
                 due_ns = LEAST_NS
+                if began and time.perf_counter_ns() - began > STUCK_NS:
+                    self._hold(number)
                 continue
             usual = int(median(lengths))
             due_ns = began + max(int(LONG * usual), usual + LEAST_NS) - time.perf_counter_ns()
@@ -170,7 +180,17 @@ class StackSamples:
                     if ns > ran.get(one, ns):
                         self._beside.add(of_thread, ns - ran[one])
             ran = {one: ns for one, (_, ns) in beside.items()}
-            last, pause_ns = now, int(pause_ns * GROWS)
+            last, pause_ns = now, min(int(pause_ns * GROWS), STUCK_NS // 2)
+            if now - self._began_ns > max(STUCK_NS, STUCK * int(median(self._lengths))):
+                self._hold(number)
+
+    def _hold(self, number: int) -> None:
+        """Tell that a step hangs, with the frames of the script's own code, and wait for its end."""
+        self._on_stuck(script_frames(self._thread))
+        while self._steps == number:
+            if self._ended.wait(1.0):
+                return
+        self._on_stuck(None)
 
 
 def stack_of(frame: FrameType | None, *, ours: bool = False) -> Stack:
@@ -186,6 +206,16 @@ def stack_of(frame: FrameType | None, *, ours: bool = False) -> Stack:
             return ()
         frame = frame.f_back
     return tuple(found)
+
+
+def script_frames(thread: int) -> list[str]:
+    """The frames of a thread that are of the script's own code, from the innermost outwards; else all."""
+    frame = sys._current_frames().get(thread)
+    stack = stack_of(frame)
+    del frame
+    installed = (os.path.dirname(os.__file__), sys.prefix, "<frozen")
+    own = tuple(one for one in stack if not one[0].co_filename.startswith(installed))
+    return _words(own or stack)
 
 
 def in_words(stacks: Iterable[tuple[Stack, int]]) -> list[Plain]:

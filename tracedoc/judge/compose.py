@@ -90,7 +90,11 @@ def compose(
     )
     return Diagnosis(
         summary=_with_capture(summary, _failure(limits, run), info),
-        run=info,
+        run=replace(
+            info,
+            samples_per_s=_rate(measurements, samples_per_step, ledger),
+            tokens_per_s=_rate(measurements, tokens_per_step, ledger),
+        ),
         budget=budget,
         ranks=tuple(_rank_report(run, digest) for digest in run.digests),
         findings=judgement.findings,
@@ -133,7 +137,10 @@ def _with_path(detail: Detail, run: RunView) -> Detail:
 
 
 def _failure(limits: tuple[Limit, ...], run: RunView) -> str:
-    """The words before all else: that files are cut off, that the job failed, or that a rank ended early."""
+    """The words before all else: that the job hangs or failed, files are cut off, or a rank ended early."""
+    hung = next((limit.message for limit in limits if limit.code == "job-hung"), "")
+    if hung:
+        return f"The job hung: {hung}. "
     cut = [digest.rank for digest in run.digests if digest.truncated]
     missing = next((limit.message for limit in limits if limit.code == "rank-left-out"), "")
     if missing:
@@ -186,14 +193,14 @@ def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, .
         captured_at=_captured_at(run),
         name=folder_of([one.source for one in run.digests], [one.host for one in run.digests]),
         command=run.job.command if run.job is not None else "",
-        samples_per_s=_rate(measurements, samples_per_step),
-        tokens_per_s=_rate(measurements, tokens_per_step),
     )
 
 
-def _rate(measurements: Measurements, of_step: Fact) -> float | None:
-    """What all captured ranks do in a second of the analysed step, ``None`` where that is not known."""
+def _rate(measurements: Measurements, of_step: Fact, ledger: Ledger | None) -> float | None:
+    """What all captured ranks do in a second of today's step, ``None`` where that is not known."""
     count, length_ms = measurements.value(of_step), measurements.value(step_ms)
+    if ledger is not None and ledger.step_ms > 0:
+        length_ms = ledger.step_ms
     if isinstance(count, int) and isinstance(length_ms, float) and length_ms > 0:
         return 1e3 * count / length_ms
     return None

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
+from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain, Verdict
 from tracedoc.errors import failure
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import evaluate as evaluate_condition
@@ -21,6 +21,7 @@ from tracedoc.judge.wording import (
     compressed,
     fill,
     filled,
+    is_known,
     other_step,
     placeholders,
     run_step,
@@ -33,6 +34,9 @@ from tracedoc.whatif.evidence import EvidenceCollector, collectors
 CRITICAL_SHARE = 0.15
 WARNING_SHARE = 0.05
 """A finding is critical or a warning from this share of the step on."""
+
+SEEN = 0.01
+"""What a rule measured of a cause is told from this share of the step on."""
 
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
 
@@ -86,15 +90,9 @@ def worst_first(finding: Finding) -> tuple[int, float, str]:
 
 def _finding(own: Weighed, measurements: Measurements) -> Finding:
     rule, worst = own.rule, own.held[0]
-    units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
-    units |= {name: param.unit for name, param in rule.params.items()}
-    values = values_of(rule, measurements.facts, worst.key, measurements)
-    own_step, values[step_ms.name] = values.get(step_ms.name), run_step(measurements)
-    units |= dict.fromkeys(rule.words, "text")
-    for name, words in rule.words.items():
-        values[name] = chosen_words(words, values, units)
+    values, units = _said(rule, worst.key, measurements)
+    own_step = values_of(rule, (step_ms.name,), worst.key, measurements)[step_ms.name]
     keys = sorted((one.key for one in own.held if one.key is not None), key=lambda key: (len(key), key))
-    values[WORST_RANK], units[WORST_RANK] = worst.key or "", "text"
     message = fill(rule.message, values, units)
     if keys and len(measurements.ranks) > 1:
         own_words = other_step(own_step, values[step_ms.name])
@@ -126,10 +124,54 @@ def _finding(own: Weighed, measurements: Measurements) -> Finding:
         steps=_steps(own.times, measurements),
         evidence=own.evidence,
         gain=gain,
-        fixes=tuple(filled(fix, values, units) for fix in rule.fixes if _helps(fix, values)),
+        fixes=_fixes(rule, values, units),
         status=rule.status,
-        says=fill(rule.says, values, units),
+        says=fill(rule.says, values, units) if rule.says else rule.title.partition(": ")[2],
         limit=rule.limit,
+    )
+
+
+def _said(rule: Rule, key: str | None, measurements: Measurements) -> tuple[dict[str, Value], dict[str, str]]:
+    """The values and units of all that a rule's texts may name, of one rank where a ``key`` is given."""
+    units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
+    units |= {name: param.unit for name, param in rule.params.items()}
+    values = values_of(rule, measurements.facts, key, measurements)
+    values[step_ms.name] = run_step(measurements)
+    units |= dict.fromkeys(rule.words, "text")
+    for name, words in rule.words.items():
+        values[name] = chosen_words(words, values, units)
+    values[WORST_RANK], units[WORST_RANK] = key or "", "text"
+    return values, units
+
+
+def fixes_of(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> tuple[Fix, ...]:
+    """The fixes of a rule for a cause that it does not tell itself, of the first of some ranks."""
+    return _fixes(rule, *_said(rule, _first(rule, ranks, measurements), measurements))
+
+
+def seen_of(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> str:
+    """The message of a rule for a cause that it does not tell itself; "" where it has seen nothing of it."""
+    key = _first(rule, ranks, measurements)
+    values, units = _said(rule, key, measurements)
+    size = values.get(rule.gain.fact) if rule.gain is not None else None
+    step = values[step_ms.name]
+    if not isinstance(size, float) or not isinstance(step, float) or size < SEEN * step:
+        return ""
+    return fill(rule.message, values, units) if is_known(rule.message, values) else ""
+
+
+def _first(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> str | None:
+    """The rank that a rule speaks of: the first of ``ranks``, else of all; ``None`` for one of the run."""
+    of = ranks or measurements.ranks
+    return str(of[0]) if rule.scope == "rank" and of else None
+
+
+def _fixes(rule: Rule, values: Mapping[str, Value], units: Mapping[str, str]) -> tuple[Fix, ...]:
+    """The fixes that suit what is known, with its numbers in their words; none that lacks a number."""
+    return tuple(
+        filled(fix, values, units)
+        for fix in rule.fixes
+        if _helps(fix, values) and all(is_known(text, values) for text in (fix.title, fix.change, fix.advice))
     )
 
 

@@ -12,15 +12,15 @@ from tracedoc.judge.fixes import changes_training, fitting_first, saves_nothing
 from tracedoc.judge.ledgered import INHERENT, warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
+    cost_words,
     gain_ms,
-    gain_words,
     healthy,
     is_compute_bound,
     lowered,
     number,
 )
-from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep, as_runs_differ
+from tracedoc.ledger import Ledger, alone_words
+from tracedoc.predicted import SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
@@ -34,12 +34,6 @@ NAMED_FINDINGS = 2
 
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
-
-SAME_STEP = 0.02
-"""The mean captured step is named where it differs from the analysed one by more than this share."""
-
-SAME_SAMPLES = " for the same samples"
-"""Behind the step of a fix that changes the batch."""
 
 MOSTLY_QUEUED = 0.30
 """With more idle time than this behind work that was launched, kernels are missing, and no cause is named."""
@@ -64,6 +58,8 @@ def summarise(
     step = number(measurements, step_ms)
     if step is None:
         return f"No answer: {_why_nothing(measurements.run.digests)}."
+    if ledger is not None and ledger.step_ms:
+        step = ledger.step_ms
     if step == 0:
         return "No answer: what was recorded takes no time."
     if unreliable := _why_unreliable(measurements, limits, step, ledger):
@@ -75,9 +71,7 @@ def summarise(
         worth = [one for one in large if one.rule_id not in INHERENT]
     if worth:
         named = worth[:NAMED_FINDINGS]
-        said = [_cause(measurements, finding) for finding in named]
-        if len(named) > 1 and _hidden(named[1], step):
-            said[1] = f"{said[1][:-1]}; mending that alone saves nothing."
+        said = [_cause(measurements, finding, step, first=finding is named[0]) for finding in named]
         if all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step):
             said.insert(0, compute_bound(measurements, run, step))
         sentences = [*said, outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step)]
@@ -126,17 +120,18 @@ def _why_unreliable(
     return ""
 
 
-def _cause(measurements: Measurements, finding: Finding) -> str:
-    """A finding in one sentence: its usual name, and what it costs."""
-    name, _, explained = finding.title.partition(": ")
-    said = finding.says or (f"{explained}, " if explained else "") + gain_words(finding)
-    return f"{name}: {said}{_place(measurements, finding)}."
-
-
-def _hidden(finding: Finding, step: float) -> bool:
-    """True for a finding whose mending is known to save next to nothing while another limit stands."""
+def _cause(measurements: Measurements, finding: Finding, step: float, *, first: bool) -> str:
+    """A finding in one sentence: its usual name, what it costs, and what shows it."""
     gain = finding.gain
-    return gain is not None and gain.likely_ms is not None and gain.likely_ms < SAME_STEP * step
+    costs = cost_words(finding)
+    if costs and first:
+        mean = gain.mean_step_ms if gain is not None else None
+        costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
+    alone = alone_words(finding.cost_ms, finding.alone_ms) if finding.cost_ms is not None else ""
+    costs += alone and f"; {alone}"
+    name = finding.title.partition(": ")[0] + (f" ({costs})" if costs else "")
+    told = f"{name}: {finding.says}" if finding.says else name
+    return f"{told}{_place(measurements, finding)}."
 
 
 def _place(measurements: Measurements, finding: Finding) -> str:
@@ -245,15 +240,14 @@ def _without(
         of = ledger.step_ms
         low, likely, high = as_runs_differ(saved, of) if measurements.is_cpu else saved
         change = format_step_change(of, (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0)))
-        mean = "" if abs(of - step) <= SAME_STEP * step else "mean step "
     elif gain is not None and gain.high_ms > 0:
-        of, mean = gain.mean_step_ms or step, "" if gain.mean_step_ms is None else "mean step "
+        of = gain.mean_step_ms or step
         change = f"{format_ms(of)} -> {format_ms(max(of - gain.high_ms, 0.0))} at best"
     else:
         return ""
     if fix is not None:
-        return f"{fix.title}: {mean}{change}." if saved else f"{fix.title} ({mean}{change})."
-    return f"Without {'it' if len(named) == 1 else 'the first'}: {mean}{change}."
+        return f"{fix.title}: {change}." if saved else f"{fix.title} ({change})."
+    return f"Without {'it' if len(named) == 1 else 'the first'}: {change}."
 
 
 def _number_of(finding_id: str, findings: Sequence[Finding]) -> str:

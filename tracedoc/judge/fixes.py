@@ -67,6 +67,13 @@ def _knows_framework(strategy: Strategy) -> bool:
     return strategy.family != "unknown" and not anybody
 
 
+LONGEST_PLAN = 5
+"""A plan has at most this many fixes: what comes later rests on ever more assumptions."""
+
+NOT_PLANNED = ("double-batch", "faster-kernels")
+"""Changes of what is trained, its batch or its precision, which a plan leaves as they are."""
+
+
 def changes_training(fix: Fix) -> bool:
     """True for a fix that changes what is trained: the number of samples in a step."""
     return fix.replays.startswith("double-batch")

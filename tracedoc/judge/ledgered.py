@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import Judgement, severity_by_share
+from tracedoc.judge.findings import WARNING_SHARE, Judgement, fixes_of, seen_of, severity_by_share
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
-from tracedoc.predicted import as_runs_differ
+from tracedoc.predicted import LEAST_SHARE, as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
@@ -228,28 +228,29 @@ def concluded(
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
         unsettled = warm_up or (measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS)
-        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known and not unsettled:
+        # What saves nothing alone is told where its partner's share makes it a warning.
+        least = WORTH if cause.alone_ms[1] >= LEAST_SHARE * ledger.step_ms else WARNING_SHARE
+        if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:
             claimed.told[cause.id] = [cause.id]
             share = 0.0 if cause.id in INHERENT else cause.share_ms
-            priced.append(_Priced(_plain(cause, ledger, measurements), share, plain=True))
+            priced.append(_Priced(_plain(cause, ledger, measurements, judgement), share, plain=True))
     priced.sort(key=lambda one: one.order)
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
     findings = tuple(_in_place(one.finding, dropped, judgement.rules) for one in priced)
     told = replace(judgement, findings=findings, verdicts=verdicts)
-    return _as_runs_differ(told, measurements), replace(ledger, causes=causes)
+    return _as_runs_differ(told, ledger, measurements), replace(ledger, causes=causes)
 
 
-def _as_runs_differ(judgement: Judgement, measurements: Measurements) -> Judgement:
+def _as_runs_differ(judgement: Judgement, ledger: Ledger, measurements: Measurements) -> Judgement:
     """The findings with gains that were played as sure as those of CPU runs are."""
-    step = measurements.value(step_ms)
-    if not measurements.is_cpu or not isinstance(step, float):
+    if not measurements.is_cpu:
         return judgement
     findings = []
     for one in judgement.findings:
         if (gain := one.gain) is not None and gain.likely_ms is not None:
             played = (gain.low_ms, gain.likely_ms, gain.high_ms)
-            low, _, high = as_runs_differ(played, gain.mean_step_ms or step)
+            low, _, high = as_runs_differ(played, gain.mean_step_ms or ledger.step_ms)
             one = replace(one, gain=replace(gain, low_ms=max(low, 0.0), high_ms=high))
         findings.append(one)
     return replace(judgement, findings=tuple(findings))
@@ -301,7 +302,9 @@ def _heard(
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
-    kept = _on_every_rank(replace(finding, severity=severity, gain=gain), mine, measurements)
+    likely = gain.likely_ms if gain is not None else None
+    kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
+    kept = _on_every_rank(kept, mine, measurements)
     kept = replace(kept, message=kept.message + _hidden(mine, measurements))
     return _Priced(kept, 0.0 if all(one.id in INHERENT for one in mine) else share, claim.conditions)
 
@@ -321,7 +324,8 @@ def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements
     if not shared or not causes or len(finding.ranks) != 1 or len(measurements.ranks) < 2:
         return finding
     (worst,) = finding.ranks
-    says = f"{finding.says} (every rank; rank {worst} is the worst)" if finding.says else ""
+    worst_of_all = f"every rank; rank {worst} is the worst"
+    says = before_full_stop(finding.says, worst_of_all) if finding.says else worst_of_all
     message = before_full_stop(
         finding.message, "the worst: every rank has the cause, and the others wait meanwhile"
     )
@@ -428,49 +432,48 @@ def _gain(
         )
     low, likely, _ = alone_ms
     within = (min(low, most_ms), min(likely, most_ms), most_ms)
-    return _of_causes(within, ledger, measurements, () if gain is None else gain.assumptions)
+    return _of_causes(within, () if gain is None else gain.assumptions)
 
 
-def _of_causes(
-    alone_ms: Range, ledger: Ledger, measurements: Measurements, assumptions: tuple[str, ...] = ()
-) -> Gain:
-    """What causes give together, of the mean step where that is not as long as the analysed one."""
+def _of_causes(alone_ms: Range, assumptions: tuple[str, ...] = ()) -> Gain:
+    """What causes give together."""
     low, likely, high = alone_ms
-    analysed = measurements.value(step_ms)
-    length = analysed if isinstance(analysed, float) else ledger.step_ms
-    mean = None if abs(ledger.step_ms - length) <= WORTH * length else ledger.step_ms
-    return Gain(low, high, "ledger", assumptions, likely, mean)
+    return Gain(low, high, "ledger", assumptions, likely)
 
 
 def _hidden(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
-    """What is said of the largest cause where another hides it, which is none of these: what both give."""
+    """What is said of causes the largest of which another hides, which is none of these: what all give."""
     largest = max(causes, key=lambda one: one.share_ms, default=None)
-    if largest is None or not largest.partner or largest.partner in {one.id for one in causes}:
+    mine = tuple(one.id for one in causes)
+    if largest is None or not largest.partner or largest.partner in mine:
         return ""
-    both = alone_of(measurements.run, (largest.id, largest.partner))
+    both = alone_of(measurements.run, (*mine, largest.partner))
     if both is None:
         return ""
-    partner = CAUSE_WORDS.get(largest.partner, largest.partner)
-    alone = largest.alone_ms[1]
+    alone = _alone_ms(causes, measurements)[1]
     if both[1] - alone < MORE * largest.share_ms:
         return ""
+    partner = CAUSE_WORDS.get(largest.partner, largest.partner)
+    saves = format_ms(alone) if alone > 0 else "nothing"
     return (
-        f" Behind it is another limit ({partner}): mending this alone saves"
-        f" {format_ms(alone) if alone > 0 else 'nothing'}, both {format_ms(both[1])}."
+        f" Another limit takes about as long at the same time ({partner}): removing only this saves {saves},"
+        f" both {format_ms(both[1])}."
     )
 
 
-def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Finding:
-    """The finding of a cause that no rule tells, in plain words."""
+def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judgement: Judgement) -> Finding:
+    """The finding of a cause that no rule tells, in plain words, with the reason and fixes of one for it."""
     words = cause.words[0].upper() + cause.words[1:]
     where = cause.place
     if cause.ranks and len(cause.ranks) < len(measurements.ranks):
         ranks = ("rank " if len(cause.ranks) == 1 else "ranks ") + format_ranges(cause.ranks)
         where = f"{ranks}, {where}" if where else ranks
-    costs = f"{format_ms(cause.share_ms)} of the {format_ms(ledger.step_ms)} step"
-    says = f"{costs}{f' ({where})' if where else ''}"
     alone, confidence = cause.alone_ms, measurements.confidence
-    gain = _of_causes(alone, ledger, measurements)
+    unfit = {one.rule_id for one in judgement.verdicts if one.outcome == "not_applicable"}
+    standing = [one for one in judgement.rules.values() if cause.id in one.stands_for]
+    rule = min(standing, key=lambda one: one.id in unfit, default=None)
+    shown = seen_of(rule, cause.ranks, measurements) if rule else ""
+    gain = _of_causes(alone)
     if measurements.run.left_out and cause.id.partition(".")[0] in AWAITED:
         gain = Gain(0.0, gain.high_ms, "ceiling", ("none of it is waiting for the rank that is left out",))
     return Finding(
@@ -479,13 +482,15 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements) -> Fi
         severity=_severity(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
         confidence=confidence,
         title=words,
-        message=f"{words}: {says}.{_hidden((cause,), measurements)}",
-        why="The step is played again without this cause, alone and beside all others; no rule names it.",
+        message=(shown or f"{words}{f' ({where})' if where else ''}.") + _hidden((cause,), measurements),
+        why=rule.why if rule else "",
         topic=TOPIC_OF_FAMILY[cause.id.partition(".")[0]],
         ranks=cause.ranks or measurements.ranks,
         steps=ledger.steps,
         evidence=(),
         gain=gain,
-        fixes=(),
-        says=says,
+        fixes=fixes_of(rule, cause.ranks, measurements) if rule else (),
+        says=where,
+        cost_ms=cause.share_ms,
+        alone_ms=alone[1],
     )

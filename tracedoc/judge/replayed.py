@@ -9,22 +9,23 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Finding, Fix, Gain, RunInfo
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import changes_training, fitting_first, misfits, saves_nothing
+from tracedoc.judge.fixes import (
+    LONGEST_PLAN,
+    NOT_PLANNED,
+    changes_training,
+    fitting_first,
+    misfits,
+    saves_nothing,
+)
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
-from tracedoc.ledger import Ledger, Range
+from tracedoc.ledger import SHARED_ABOVE, Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
-from tracedoc.whatif.answer import as_predicted, on_more_ranks, replay_report
+from tracedoc.whatif.answer import after, as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
-
-LONGEST_PLAN = 5
-"""A plan has at most this many fixes: what comes later rests on ever more assumptions."""
-
-NOT_PLANNED = ("double-batch", "faster-kernels")
-"""Changes of what is trained, its batch or its precision, which a plan leaves as they are."""
 
 HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets", "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
@@ -45,18 +46,19 @@ def with_predictions(
         return _with_ceilings(judgement, replay.reason), report, ()
     requests = {str(one): one for one in _requests(judgement.findings).values()}
     alone = _predictions(replay, [], requests)
-    known = {text: as_predicted([requests[text]], one) for text, one in alone.items()}
+    today = ledger.step_ms or replay.step_ms
+    known = {text: as_predicted([requests[text]], one, today) for text, one in alone.items()}
     findings = []
     for finding in judgement.findings:
         finding = _predicted(finding, known, measurements)
         rule = judgement.rules.get(finding.rule_id)
         late = rule is not None and _of_ranks(rule) and not measurements.is_cpu
         finding = _of_mean_step(finding, ledger) if late else finding
-        findings.append(replace(finding, gain=_gain(finding, run, of_mean_step=late)))
+        findings.append(_priced(finding, run))
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
-    plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone)
-    report = replace(report, more_ranks=on_more_ranks(replay))
+    plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, today)
+    report = replace(report, more_ranks=on_more_ranks(replay, today))
     return replace(judgement, findings=tuple(findings)), report, plan
 
 
@@ -79,32 +81,29 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
         if fix.predicted is not None:
             part = max(fix.predicted.gain_ms[1] / best, 0.0) if best > 0 else 1.0
             low, likely, high = (part * ms for ms in (gain.low_ms, gain.likely_ms, gain.high_ms))
-            after = tuple(max(ledger.step_ms - ms, 0.0) for ms in (high, likely, low))
-            predicted = replace(
-                fix.predicted, gain_ms=(low, likely, high), step_ms=(after[0], after[1], after[2])
-            )
+            gain_ms = (low, likely, high)
+            predicted = replace(fix.predicted, gain_ms=gain_ms, step_ms=after(gain_ms, ledger.step_ms))
             fix = replace(fix, predicted=predicted)
         fixes.append(fix)
     return replace(finding, fixes=tuple(fixes))
 
 
-def _gain(finding: Finding, run: RunInfo, *, of_mean_step: bool) -> Gain | None:
-    """The gain of the fix that stands first where it was played and helps, at most what the causes cost.
+def _priced(finding: Finding, run: RunInfo) -> Finding:
+    """The finding with the gain of the fix that stands first, where that was played and helps.
 
-    Else it is that of the causes.
-
-    A larger batch is counted per unit of today's work, which the causes do not bound. Fixes are played on the
-    analysed step, but for those that are ``of_mean_step``.
+    At most it is what the causes cost; what they cost is not told where the fix gives more. A larger batch is
+    counted per unit of today's work, which the causes do not bound.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
     if first is None or first.predicted is None or saves_nothing(first):
-        return finding.gain
+        return finding
     low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
-    mean = None
-    if finding.gain is not None and not changes_training(first):
-        high = max(high, finding.gain.high_ms)
-        mean = finding.gain.mean_step_ms if of_mean_step else None
-    return Gain(low, high, "replay", first.predicted.assumptions, likely, mean)
+    more = False
+    if not changes_training(first):
+        high = max(high, finding.gain.high_ms if finding.gain is not None else 0.0)
+        more = likely > SHARED_ABOVE * max(finding.cost_ms or 0.0, finding.alone_ms or 0.0)
+    gain = Gain(low, high, "replay", first.predicted.assumptions, likely)
+    return replace(finding, gain=gain, cost_ms=None if more else finding.cost_ms)
 
 
 def _predictions(
@@ -176,9 +175,7 @@ def _within(predicted: Predicted, bound: Gain) -> Predicted:
     """A prediction whose gain is at most that of a bound, and as unsure."""
     low, likely, high = predicted.gain_ms
     gains = (min(low, bound.low_ms), min(likely, bound.size_ms), min(high, bound.high_ms))
-    today = predicted.step_ms[1] + likely
-    steps = (today - gains[2], today - gains[1], today - gains[0])
-    return replace(predicted, step_ms=steps, gain_ms=gains)
+    return replace(predicted, step_ms=after(gains, predicted.before_ms), gain_ms=gains)
 
 
 def _fitting(finding: Finding, measurements: Measurements) -> Finding:
@@ -195,11 +192,12 @@ def _fitting(finding: Finding, measurements: Measurements) -> Finding:
 
 
 def make_plan(
-    replay: RunReplay, findings: Sequence[Finding], alone: Mapping[str, Prediction]
+    replay: RunReplay, findings: Sequence[Finding], alone: Mapping[str, Prediction], of_ms: float
 ) -> tuple[PlanStep, ...]:
     """The fixes in the order in which they pay, each replayed on top of those before it.
 
-    ``alone`` are the predictions of all changes of these findings that can be made.
+    ``alone`` are the predictions of all changes of these findings that can be made; today's step takes
+    ``of_ms``.
 
     Of the fixes of one finding, and of fixes that change the same, one is taken. The next is the one with
     the largest likely gain after those before; the plan ends where none gives a hundredth of the step.
@@ -208,7 +206,7 @@ def make_plan(
     titles = {(finding.id, n): fix.title for finding in findings for n, fix in enumerate(finding.fixes)}
     chosen: list[Request] = []
     plan: list[PlanStep] = []
-    step = replay.step_ms
+    saved: Range = (0.0, 0.0, 0.0)
     while candidates and len(plan) < LONGEST_PLAN:
         distinct = {str(one): one for one in candidates.values()}
         found = (
@@ -216,24 +214,24 @@ def make_plan(
             if chosen
             else {text: alone[text] for text in distinct if text in alone}
         )
-        best = min(found, key=lambda text: found[text].step_ms[1], default=None)
-        if best is None or step - found[best].step_ms[1] < LEAST_SHARE * replay.step_ms:
+        best = max(found, key=lambda text: found[text].gain_ms[1], default=None)
+        if best is None or found[best].gain_ms[1] - saved[1] < LEAST_SHARE * replay.step_ms:
             break
         place = next(place for place, one in candidates.items() if str(one) == best)
-        after = found[best]
+        gain_ms = found[best].gain_ms
         plan.append(
             PlanStep(
                 fix=f"{place[0]}/{place[1]}",
                 title=titles[place],
                 change=best,
-                step_ms=after.step_ms,
-                gain_ms=_saved(plan[-1].step_ms if plan else (replay.step_ms,) * 3, after.step_ms),
-                then_limited_by=after.limited_by,
-                replay_of_step_ms=replay.step_ms,
+                step_ms=after(gain_ms, of_ms),
+                gain_ms=_beyond(gain_ms, saved),
+                then_limited_by=found[best].limited_by,
+                replay_of_step_ms=of_ms,
             )
         )
         chosen.append(distinct[best])
-        step = after.step_ms[1]
+        saved = gain_ms
         candidates = {
             other: one
             for other, one in candidates.items()
@@ -242,7 +240,7 @@ def make_plan(
     return tuple(plan)
 
 
-def _saved(before: Range, after: Range) -> Range:
-    """The gain of a fix in ms beyond those before it, reading by reading."""
-    low, likely, high = sorted(one - other for one, other in zip(before, after, strict=True))
+def _beyond(gain_ms: Range, saved: Range) -> Range:
+    """The gain of a fix in ms beyond what those before it ``saved``, reading by reading."""
+    low, likely, high = sorted(one - other for one, other in zip(gain_ms, saved, strict=True))
     return low, likely, high

@@ -125,7 +125,8 @@ class Rule(_Part, frozen=True):
 
     ``cause`` are the entries of the ledger that it names: ids, or families, which stand for their members;
     ``part_of`` those of which it names a part, whose size its gain bounds.
-    ``says`` is the clause of the first line behind the title's name, "" where its gain is all.
+    ``stands_for`` are those of which it gives the reason and the fixes also where no rule tells them.
+    ``says`` is the clause of the first line behind the title's name and cost; "" for the title's second half.
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``on_cpu`` is "capped" (a
     CPU trace makes it a note at most: its time shares say little) or "as_usual" (counts, loader waits,
     arrival order). ``tells`` is "cause", or "time" for a rule that says where time goes and not why: it
@@ -146,6 +147,7 @@ class Rule(_Part, frozen=True):
     why: Text
     cause: tuple[CauseId, ...] = ()
     part_of: tuple[CauseId, ...] = ()
+    stands_for: tuple[CauseId, ...] = ()
     says: Text = ""
     params: dict[str, Param] = field(default_factory=dict)
     words: dict[str, Words] = field(default_factory=dict)

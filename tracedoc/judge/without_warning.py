@@ -45,10 +45,13 @@ def gain_ms(finding: Finding) -> float:
     return finding.gain.size_ms if finding.gain is not None else 0.0
 
 
-def gain_words(finding: Finding) -> str:
-    """That gain in words: ``about 11 ms`` where it is the likely one, ``up to 31 ms`` of a bound."""
+def cost_words(finding: Finding) -> str:
+    """What a finding costs the step: ``11 ms``, ``up to 31 ms`` of a bound; "" where that is not known."""
+    if finding.cost_ms is not None:
+        return format_ms(finding.cost_ms)
     likely = finding.gain is not None and finding.gain.likely_ms is not None
-    return f"{'about' if likely else 'up to'} {format_ms(gain_ms(finding))}"
+    size = gain_ms(finding)
+    return f"{'about' if likely else 'up to'} {format_ms(size)}" if size > 0 else ""
 
 
 def idle_on_cpu(measurements: Measurements, step: float) -> str:
@@ -79,7 +82,13 @@ def healthy(
     if is_compute_bound(measurements, step):
         return compute_bound(measurements, run, step) + (f" {costs}" if costs else "")
     fills = f"Compute fills {format_percent(compute / step)} of the {format_ms(step)} step"
-    return f"{fills}. {costs}" if costs else f"{fills}; no cause costs {format_percent(WORTH)} of it."
+    if costs:
+        return f"{fills}. {costs}"
+    if ledger is not None and ledger.step_ms:
+        return f"{fills}; no cause costs {format_percent(WORTH)} of it."
+    exposed = number(measurements, exposed_comm_ms) or 0.0
+    beside = f", exposed communication {format_percent(exposed / step)}" if exposed >= WORTH * step else ""
+    return f"{fills}{beside}; no cause is known."
 
 
 def _nothing_on_cpu(step: float) -> str:
@@ -89,7 +98,7 @@ def _nothing_on_cpu(step: float) -> str:
 def _costs(noted: Sequence[Finding], run: RunInfo, ledger: Ledger | None, step: float, least: float) -> str:
     """The largest findings, from ``least`` of the mean step on, and the first fix; "" without any."""
     of = ledger.step_ms if ledger is not None and ledger.step_ms else step
-    sized = [(cost_ms(one, ledger), one) for one in noted if one.rule_id not in INHERENT]
+    sized = [(cost_ms(one), one) for one in noted if one.rule_id not in INHERENT]
     large = sorted((one for one in sized if one[0] >= least * of), key=lambda one: -one[0])[:NAMED_COSTS]
     if not large:
         return ""
@@ -111,11 +120,9 @@ def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:
     return f" {fix.title}: {format_step_change(fix.predicted.before_ms, fix.predicted.step_ms)}."
 
 
-def cost_ms(finding: Finding, ledger: Ledger | None) -> float:
-    """What a finding costs the mean step, in ms: its causes' shares, else what its rule bounds."""
-    causes = () if ledger is None else ledger.causes
-    shares = [one.share_ms for one in causes if finding.rule_id in one.told_by]
-    return sum(shares) if shares else gain_ms(finding)
+def cost_ms(finding: Finding) -> float:
+    """What a finding costs the step, in ms: as the ledger has it, else what its rule bounds."""
+    return gain_ms(finding) if finding.cost_ms is None else finding.cost_ms
 
 
 def is_compute_bound(measurements: Measurements, step: float) -> bool:

@@ -75,6 +75,12 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
     return _PLACEHOLDER.sub(replace, _OPTIONAL.sub(optional, template))
 
 
+def is_known(template: str, values: Mapping[str, Value]) -> bool:
+    """False where a value that ``template`` cannot do without is not known."""
+    needed = placeholders(_OPTIONAL.sub(_left_out, template))
+    return not any(isinstance(values.get(name, Unknown("")), Unknown) for name in needed)
+
+
 def without_numbers(template: str) -> str:
     """``template`` as it reads without a run: ``...`` for each value, and no optional part."""
     return _PLACEHOLDER.sub(_blank, _OPTIONAL.sub(_left_out, template))

@@ -35,7 +35,7 @@ def location(item: FindingView, view: View) -> tuple[str, int | None]:
 def _sentences(item: FindingView) -> str:
     """A finding in one line: its message, its gain, and its first fix."""
     sentences = [one_line(item.finding.message)]
-    sentences += [f"Saves {item.gain}."] if item.gain else []
+    sentences += [f"{item.gain[0].upper()}{item.gain[1:]}."] if item.gain else []
     sentences += [f"Fix: {one_line(fix.title)}." for fix in item.fixes[:1]]
     return " ".join(sentences)
 
@@ -189,7 +189,7 @@ def render_junit(view: View) -> str:
 def _found(case: ElementTree.Element, item: FindingView) -> None:
     finding = item.finding
     lines = [one_line(finding.message), item.place]
-    lines += [f"saves {item.gain}"] if item.gain else []
+    lines += [item.gain] if item.gain else []
     for fix in item.fixes[:1]:
         lines += [f"fix: {one_line(fix.title)}", *filter(None, (one_line(fix.advice), fix.change))]
     text = "\n".join(lines)

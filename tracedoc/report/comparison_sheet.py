@@ -9,7 +9,8 @@ from tracedoc.comparison.differences import FindingChange
 from tracedoc.diagnosis import BudgetLocation, Gain, RunInfo
 from tracedoc.ledger import CAUSE_WORDS
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
-from tracedoc.report.view import about_words, gain_text, rates_of
+from tracedoc.report.view import about_words, rates_of
+from tracedoc.report.words import gain_text
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, three_digits
 
 _LEAST_PART = 0.002
@@ -238,7 +239,7 @@ def fixed_words(one: FindingChange, realised_ms: float, grown: str = "") -> str:
     if one.predicted_ms is None:
         return text
     low, high = one.predicted_ms
-    predicted = gain_text(Gain(low, high, "ceiling")).partition(" a step")[0]
+    predicted = gain_text(Gain(low, high, "ceiling")).removeprefix("saves ").partition(" a step")[0]
     if one.likely_ms is not None and one.likely_ms > 0 and not predicted.startswith("about"):
         predicted = f"about {format_ms(one.likely_ms)} ({predicted})"
     became = f"{format_ms(abs(realised_ms))} {'shorter' if realised_ms >= 0 else 'longer'}"

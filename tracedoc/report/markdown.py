@@ -117,7 +117,7 @@ def _run(view: View) -> str:
 
 def _finding_line(item: FindingView) -> str:
     finding = item.finding
-    gain = f": saves {safe(item.gain)}" if item.gain else ""
+    gain = f": {safe(item.gain)}" if item.gain else ""
     line = f"**{safe(finding.title)}** ({finding.severity}){gain}"
     if item.fixes:
         line += f". {safe(item.fixes[0].title)}"
@@ -134,14 +134,15 @@ def _budget_line(checks: tuple[BudgetCheck, ...]) -> str:
 
 def _folds(view: View) -> Iterator[str]:
     """Yield the folded parts, the most useful first: a comment that gets too long loses its end."""
-    plan, replay = view.diagnosis.plan, view.diagnosis.replay
-    if plan and replay is not None:
+    plan = view.diagnosis.plan
+    if plan:
         yield fold(
             "Plan: each fix on top of those before it",
             *(
                 f"{number}. {safe(one.title)}: {safe(format_step_change(one.replay_of_step_ms, one.step_ms))}"
                 for number, one in enumerate(plan, 1)
             ),
+            *map(safe, view.unplanned),
         )
     for item in view.findings:
         yield fold(f"{item.number}. {safe(item.finding.title)}", *_finding_details(item))

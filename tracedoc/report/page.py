@@ -105,7 +105,7 @@ def render_html(view: View) -> str:
     devices = {report.device for report in diagnosis.ranks}
     parts = tuple(by_cause(view.segments, diagnosis.budget)) if diagnosis.budget else ()
     drawing = contain("the timeline", lambda: draw(diagnosis, view.findings), None)
-    step_ms = diagnosis.budget.step_ms if diagnosis.budget else 0.0
+    step_ms = diagnosis.today_ms or 0.0
     detail = diagnosis.detail
     shown: dict[str, Any] = {
         "view": view,
@@ -128,7 +128,7 @@ def render_html(view: View) -> str:
         "place": contain("the place to look", lambda: place_to_look(view), ""),
         "plan": contain(
             "the plan",
-            lambda: tuple(plan_rows(diagnosis.plan)),
+            lambda: tuple(plan_rows(diagnosis.plan)) if len(diagnosis.plan) + len(view.unplanned) > 1 else (),
             (),
         ),
         "causes": contain("what costs the step", lambda: tuple(_causes(view)), ()),
@@ -145,7 +145,10 @@ def render_html(view: View) -> str:
         "kernels": contain("the kernels", lambda: kernel_groups(detail.kernels), ()),
         "jitter": contain("the steps", lambda: step_words(diagnosis), ""),
         "unchecked": contain("what could not be checked", lambda: tuple(unchecked(diagnosis.verdicts)), ()),
-        "gain_bars": {item.number: gain_bar(item.finding.gain, step_ms) for item in view.findings},
+        "gain_bars": {
+            item.number: gain_bar(item.finding.gain, step_ms, item.fixes[0].predicted if item.fixes else None)
+            for item in view.findings
+        },
         "facts": [
             (name, record, _fact_text(record), grouped_values(record))
             for name, record in diagnosis.facts.items()

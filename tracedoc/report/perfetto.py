@@ -131,9 +131,9 @@ def _said_of_run(picture: Picture, begin: float, view: View) -> list[Event]:
     diagnosis, span = view.diagnosis, picture.span_ms
     tracks = _Tracks(_RUN, "tracedoc")
     tracks.add("answer", [(one_line(diagnosis.summary), begin, span, {"run": view.run})])
-    replay = diagnosis.replay
-    if diagnosis.plan and replay is not None and replay.step_ms:
-        slices: list[Slice] = [(f"step now: {format_ms(replay.step_ms)}", 0.0, replay.step_ms, {})]
+    if diagnosis.plan:
+        today = diagnosis.plan[0].replay_of_step_ms
+        slices: list[Slice] = [(f"step now: {format_ms(today)}", 0.0, today, {})]
         for number, one in enumerate(diagnosis.plan, 1):
             # Each fix is on top of those before it, so each slice lies within the one before.
             name = (

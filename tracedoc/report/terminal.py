@@ -205,7 +205,7 @@ def _phases(console: Console, view: View) -> None:
     table = phase_table(phases)
     if table is not None and any(phase.exposed_comm_ms for phase in phases):
         console.print()
-        _cells(console, "Phases", table, "what each launched")
+        _cells(console, "Phases", table, "the GPU's time in what each launched, whenever it ran")
 
 
 def _cells(console: Console, title: str, table: Cells, beside: str) -> None:
@@ -223,7 +223,7 @@ def _cells(console: Console, title: str, table: Cells, beside: str) -> None:
 def _plan(console: Console, view: View) -> None:
     """Show the fixes in the order in which they pay."""
     plan = view.diagnosis.plan
-    if len(plan) < 2:
+    if len(plan) + len(view.unplanned) < 2:
         return
     beside = ("  each fix replayed on top of those before it", "dim")
     console.print(Text.assemble(("Plan", "bold"), beside))
@@ -233,6 +233,8 @@ def _plan(console: Console, view: View) -> None:
         limit = f"then {resource_name(one.then_limited_by)}"
         rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
     console.print(rows)
+    for words in view.unplanned:
+        _bullet(console, Text(one_line(words), "dim"))
     console.print()
 
 
@@ -280,7 +282,7 @@ def _finding(console: Console, view: FindingView, run: str, *, whole: bool = Fal
         _hanging(console, 9, "why", Text(one_line(finding.why)))
     predicted = view.fixes[0].predicted if view.fixes else None
     if view.gain and predicted is None:
-        _hanging(console, 9, "saves", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
+        _hanging(console, 9, "step", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
     for fix in view.fixes if whole else view.fixes[:1]:
         _fix(console, fix, run)
     others = 0 if whole else len(view.fixes) - 1

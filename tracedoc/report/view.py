@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -17,16 +18,17 @@ from tracedoc.diagnosis import (
     Evidence,
     Finding,
     Fix,
-    Gain,
     RunInfo,
     Scalar,
     Verdict,
 )
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
-from tracedoc.judge.fixes import fitting_first, framework_name
+from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
+from tracedoc.predicted import LEAST_SHARE, PlanStep
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
+from tracedoc.report.words import cost_text, gain_text, played_text
 from tracedoc.units import (
     format_count,
     format_ms,
@@ -62,6 +64,10 @@ _SCRIPT_LINE = re.compile(
 )
 
 
+SAME_STEP = 0.02
+"""The analysed step is named beside the mean one where it differs by more than this share of it."""
+
+
 class Segment(msgspec.Struct, frozen=True):
     """One part of a step: its share is of the whole step, ``note`` names the largest causes."""
 
@@ -75,8 +81,8 @@ class Segment(msgspec.Struct, frozen=True):
 class FindingView(msgspec.Struct, frozen=True):
     """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
 
-    ``gain`` is that of the finding in words. ``foreign`` are the fixes in the words of other frameworks.
-    ``evidence`` is the longest places only, in order of time.
+    ``gain`` is that of the first fix in words, else that of the finding. ``foreign`` are the fixes in the
+    words of other frameworks. ``evidence`` is the longest places only, in order of time.
     """
 
     number: int
@@ -107,7 +113,8 @@ class View(msgspec.Struct, frozen=True):
     ``name`` is that of the run's folder, "" where it is not known, ``about`` says when it was captured, the
     versions, and the job's command. ``throughput`` is what it does in a second, and what its plan gives back,
     "" where neither is known. ``findings`` are about the job; those about the capture are ``limits``.
-    ``waterfall`` is what each cause costs; ``segments`` are what was observed, and ``where``.
+    ``waterfall`` is what each cause costs; ``segments`` are what was observed, and ``where``. ``unplanned``
+    says of warnings without a fix in the plan why they have none there.
     """
 
     diagnosis: Diagnosis
@@ -122,6 +129,7 @@ class View(msgspec.Struct, frozen=True):
     findings: tuple[FindingView, ...]
     limits: tuple[LimitView, ...]
     outcomes: str
+    unplanned: tuple[str, ...] = ()
 
 
 def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
@@ -133,7 +141,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     budget = diagnosis.budget
     ordered = _in_order(diagnosis)
     jobs = [one for one in ordered if not is_guard(one)]
-    findings = tuple(_finding_view(number, one, diagnosis.run) for number, one in enumerate(jobs, 1))
+    findings = tuple(_finding_view(number, one, diagnosis) for number, one in enumerate(jobs, 1))
     return View(
         diagnosis=diagnosis,
         name=name,
@@ -142,21 +150,41 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         throughput=_throughput(diagnosis),
         waterfall=build_waterfall(diagnosis, jobs),
         where=_where(diagnosis),
-        segments=_with_copies(segments(budget), diagnosis) if budget else (),
+        segments=_with_copies(segments(budget, on_cpu=diagnosis.run.device == "CPU"), diagnosis)
+        if budget
+        else (),
         overlap=_overlap(budget) if budget else "",
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
         outcomes=_outcomes(diagnosis, {one.rule_id for one in ordered if is_guard(one)}),
+        unplanned=tuple(_unplanned(diagnosis.plan, findings)),
     )
 
 
-def _finding_view(number: int, finding: Finding, run: RunInfo) -> FindingView:
-    fixes = fitting_first(finding.fixes, run)
+def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Iterator[str]:
+    """What is said beside a plan of the first fixes of warnings that it is without."""
+    planned = {one.fix.rpartition("/")[0] for one in plan}
+    for item in findings if plan else ():
+        fix = item.fixes[0] if item.fixes else None
+        if fix is None or item.finding.severity == "note" or item.finding.id in planned:
+            continue
+        what = f"{fix.title} (finding {item.number})"
+        if fix.replays.partition(" ")[0] in NOT_PLANNED:
+            yield f"{what}: not planned, as it changes the batch or the precision"
+        elif fix.predicted is None:
+            yield f"{what}: not replayed{item.gain and f'; {item.gain}'}"
+        elif len(plan) < LONGEST_PLAN:
+            yield f"{what}: saves less than {format_percent(LEAST_SHARE)} more after these"
+
+
+def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingView:
+    fixes = fitting_first(finding.fixes, diagnosis.run)
+    step_ms = diagnosis.today_ms
     return FindingView(
         number=number,
         finding=finding,
-        place=_place(finding, run),
-        gain=gain_text(finding.gain),
+        place="; ".join(filter(None, (cost_text(finding, step_ms), _place(finding, diagnosis.run)))),
+        gain=played_text(fixes[0].predicted if fixes else None) or gain_text(finding.gain, step_ms),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=fixes,
         evidence=_longest(finding.evidence),
@@ -164,15 +192,15 @@ def _finding_view(number: int, finding: Finding, run: RunInfo) -> FindingView:
     )
 
 
-def segments(budget: BudgetParts) -> tuple[Segment, ...]:
-    """Return the parts of a budget that are not empty, in the order of the bar."""
+def segments(budget: BudgetParts, *, on_cpu: bool = False) -> tuple[Segment, ...]:
+    """The parts of a budget that are not empty, in the order of the bar; ``on_cpu`` chooses the words."""
     whole = budget.step_ms
     found = []
     for key, label, field in BUDGET_PARTS:
         ms = float(getattr(budget, field))
         if ms <= 0 or whole <= 0:
             continue
-        note = _causes(budget.idle_causes_ms) if key == "idle" else ""
+        note = _causes(budget.idle_causes_ms, on_cpu=on_cpu) if key == "idle" else ""
         found.append(Segment(key, label, ms, ms / whole, note))
     return tuple(found)
 
@@ -195,33 +223,6 @@ def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segm
 def is_guard(finding: Finding) -> bool:
     """True for a finding about the capture, not about the job."""
     return finding.topic == "capture" and finding.gain is None
-
-
-ABOUT = 0.03
-"""The ends of a gain that differ by no more than this share are told as one."""
-
-GAINED_HOW = {"replay": " (replayed)", "ledger": " (replayed without its causes)"}
-"""Behind a gain: how it is known, by its basis."""
-
-
-def gain_text(gain: Gain | None) -> str:
-    """The gain in words: ``up to 31 ms a step``, ``about`` where both ends are one, "" for none.
-
-    Where the mean step is not as long as the analysed one, it says that the gain is of that.
-    """
-    if gain is None:
-        return ""
-    if gain.high_ms <= 0:
-        return ""
-    high = format_ms(gain.high_ms)
-    how = GAINED_HOW.get(gain.basis, "")
-    of = "a step" if gain.mean_step_ms is None else f"of the mean step of {format_ms(gain.mean_step_ms)}"
-    if gain.low_ms <= 0:
-        return f"up to {high} {of}{how}"
-    low = format_ms(gain.low_ms)
-    if gain.high_ms - gain.low_ms <= ABOUT * gain.high_ms:
-        return f"about {high} {of}{how}"
-    return f"{low.removesuffix(high[high.index(' ') :])} to {high} {of}{how}"
 
 
 def script_line(item: FindingView) -> tuple[str, int] | None:
@@ -327,9 +328,8 @@ def rates_of(run: RunInfo) -> list[str]:
 
 
 def _run_line(diagnosis: Diagnosis) -> str:
-    run, step_ms = diagnosis.run, diagnosis.number("step_ms")
-    seen = len(run.ranks_seen)
-    parts = [f"{format_ms(step_ms)}/step"] if step_ms else []
+    run, seen = diagnosis.run, len(diagnosis.run.ranks_seen)
+    parts = [_length(diagnosis)]
     parts += [run.device] if run.device else []
     if run.world_size is None:
         parts.append(f"{_count(seen, 'rank')} seen")
@@ -344,6 +344,16 @@ def _run_line(diagnosis: Diagnosis) -> str:
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
     return ", ".join(part for part in parts if part)
+
+
+def _length(diagnosis: Diagnosis) -> str:
+    """The step that the answer is about, with the analysed one where that has another length; "" for none."""
+    today, analysed = diagnosis.today_ms, diagnosis.number("step_ms")
+    if not today:
+        return ""
+    if not analysed or abs(today - analysed) <= SAME_STEP * today:
+        return f"{format_ms(today)}/step"
+    return f"{format_ms(today)}/step on average ({format_ms(analysed)} in the analysed one)"
 
 
 def _strategy(run: RunInfo) -> str:
@@ -377,14 +387,18 @@ def _overlap(budget: BudgetParts) -> str:
     return text
 
 
-def _causes(causes: dict[str, float], most: int = 3) -> str:
+def _causes(causes: dict[str, float], most: int = 3, *, on_cpu: bool = False) -> str:
     noise = 0.02 * sum(causes.values())
     largest = sorted(((ms, cause) for cause, ms in causes.items() if ms > noise), key=lambda pair: -pair[0])
-    words = [
-        f"{WORDS[cause].idle if cause in WORDS else cause.replace('_', ' ')} {format_ms(ms)}"
-        for ms, cause in largest[:most]
-    ]
+    words = [f"{_idle_words(cause, on_cpu=on_cpu)} {format_ms(ms)}" for ms, cause in largest[:most]]
     return ", ".join(words)
+
+
+def _idle_words(cause: str, *, on_cpu: bool) -> str:
+    words = WORDS.get(cause)
+    if words is None:
+        return cause.replace("_", " ")
+    return (words.on_cpu if on_cpu else "") or words.idle
 
 
 def _limits(limits: tuple[Limit, ...], guards: list[Finding]) -> tuple[LimitView, ...]:

@@ -7,14 +7,11 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, Finding
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, alone_words
 from tracedoc.units import format_ms, format_percent, format_ranges
 
 LEAST_SHARE = 0.01
 """Causes below this share of the step are one line; so much that is not explained is not told."""
-
-SAME_STEP = 0.02
-"""The mean step is told from the analysed one where they differ by more than this share."""
 
 TODAY, IDEAL, UNTOLD = "today", "ideal", "untold"
 
@@ -55,16 +52,13 @@ def build_waterfall(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Waterf
         return None
     if ledger.step_ms <= 0:
         return Waterfall(reason=ledger.reason)
-    return Waterfall(tuple(_lines(ledger, findings)), step_words(ledger, diagnosis))
+    return Waterfall(tuple(_lines(ledger, findings)), step_words(ledger))
 
 
-def step_words(ledger: Ledger, diagnosis: Diagnosis) -> str:
-    """Which step the ledger accounts for, and the analysed one where that has another length."""
+def step_words(ledger: Ledger) -> str:
+    """Which step the ledger accounts for."""
     steps = len(ledger.steps)
-    words = "the captured step" if steps == 1 else f"the mean of {steps or 'all'} captured steps"
-    budget = diagnosis.budget
-    if budget is not None and abs(budget.step_ms - ledger.step_ms) > SAME_STEP * ledger.step_ms:
-        words += f"; the analysed step takes {format_ms(budget.step_ms)}"
+    words = "the captured step" if steps == 1 else f"the mean of {steps or 'all'} complete steps"
     return words
 
 
@@ -118,8 +112,8 @@ def cause_note(cause: LedgerCause) -> str:
         parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
     if cause.place:
         parts.append(cause.place)
-    if cause.partner:
-        other = CAUSE_WORDS.get(cause.partner, cause.partner)
-        saved = format_ms(cause.alone_ms[1]) if cause.alone_ms[1] > 0 else "nothing"
-        parts.append(f"hidden by {other}: alone it saves {saved}")
+    if alone := alone_words(cause.share_ms, cause.alone_ms[1]):
+        other = cause.partner or cause.shared_with
+        how = f"{'hidden by' if cause.partner else 'shared with'} {CAUSE_WORDS.get(other, other)}: "
+        parts.append(f"{how if other else ''}{alone}")
     return "; ".join(parts)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tracedoc.ledger import Range
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import NotPredicted, PathPiece, Predicted, ReplayReport, WhatIf
 from tracedoc.ranks.run_view import RunView
 from tracedoc.whatif.changes.change import NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request, request
 from tracedoc.whatif.ledger import make_ledger
+from tracedoc.whatif.ledger_steps import today_ms
 from tracedoc.whatif.predictions import Prediction, applicable, predict, run_replay
 
 LONGEST = 8
@@ -52,6 +54,7 @@ def what_if(run: RunView, requests: Sequence[Request]) -> WhatIf:
         return WhatIf(report, ledger=make_ledger(run))
     if isinstance(replay, Refusal):
         return WhatIf(report)
+    today = today_ms(run, replay)
     alone = predict(replay, [[one] for one in requests])
     useful = [one for one, answer in zip(requests, alone, strict=True) if isinstance(answer, Prediction)]
     plans = [useful[: count + 1] for count in range(len(useful))] if len(useful) > 1 else []
@@ -60,38 +63,44 @@ def what_if(run: RunView, requests: Sequence[Request]) -> WhatIf:
         alone=tuple(
             NotPredicted(str(one), answer.reason)
             if isinstance(answer, NotApplicable)
-            else as_predicted([one], answer)
+            else as_predicted([one], answer, today)
             for one, answer in zip(requests, alone, strict=True)
         ),
         together=tuple(
-            as_predicted(plan, answer)
+            as_predicted(plan, answer, today)
             for plan, answer in zip(plans, predict(replay, plans), strict=True)
             if isinstance(answer, Prediction)
         ),
     )
 
 
-def on_more_ranks(replay: RunReplay) -> tuple[Predicted | NotPredicted, ...]:
-    """Return the step on more ranks, as :data:`TIMES_AS_MANY` says, or why that is not predicted."""
+def on_more_ranks(replay: RunReplay, of_ms: float) -> tuple[Predicted | NotPredicted, ...]:
+    """The step of ``of_ms`` on more ranks, as :data:`TIMES_AS_MANY` says, or why that is not predicted."""
     requests = [request("more-ranks", {"by": by}) for by in TIMES_AS_MANY]
     return tuple(
         NotPredicted(str(one), answer.reason)
         if isinstance(answer, NotApplicable)
-        else as_predicted([one], answer)
+        else as_predicted([one], answer, of_ms)
         for one, answer in zip(requests, predict(replay, [[one] for one in requests]), strict=True)
     )
 
 
-def as_predicted(requests: Sequence[Request], prediction: Prediction) -> Predicted:
-    """Return a prediction as results keep it."""
+def as_predicted(requests: Sequence[Request], prediction: Prediction, of_ms: float) -> Predicted:
+    """A prediction as results keep it: what it saves of today's step, which takes ``of_ms``."""
     return Predicted(
         change=" + ".join(map(str, requests)),
-        step_ms=prediction.step_ms,
+        step_ms=after(prediction.gain_ms, of_ms),
         gain_ms=prediction.gain_ms,
         then_limited_by=prediction.limited_by,
         confidence=prediction.confidence,
         assumptions=prediction.assumptions,
     )
+
+
+def after(gain_ms: Range, of_ms: float) -> Range:
+    """The step that is left of ``of_ms`` with a gain, in ms."""
+    low, likely, high = (max(of_ms - ms, 0.0) for ms in reversed(gain_ms))
+    return low, likely, high
 
 
 def list_changes(run: RunView) -> list[tuple[str, str, str, str]]:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE, Ledger, LedgerCause, Range
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.play.solver import Cyclic
@@ -30,9 +30,6 @@ from tracedoc.whatif.removal import OverSteps, Removal, without
 
 SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split; no range is played for such causes."""
-
-HIDDEN_BELOW = 0.5
-"""A cause is hidden by another if it gives less than this share of its part of the step alone."""
 
 RANKS, SLOW, INPUT = "ranks", "slow_steps", "input.wait"
 """The family of ranks that are slower than their peers, and causes that other steps show."""
@@ -248,8 +245,7 @@ def _book(run: RunView) -> _Book:
     families = find_families(run, replays)
     entries, total = _entries(plays, families)
     (late_ms,) = plays.gains([families[RANKS].whole if RANKS in families else ()])
-    played = tuple(one.step for one in replays)
-    apart = steps_apart(run, played, plays.base_ms, late_ms) or StepsApart(first.step_ms, played)
+    apart = steps_apart(run, replays, plays.base_ms, late_ms)
     causes = _with_apart(_told(run, replays, by_scenario, entries), apart)
     shares = sum(one.share_ms for one in causes)
     causes = [_late(run, one, shares) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
@@ -349,6 +345,7 @@ def _told(
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
     ranges = _ranges(_error_ms(replays), by_scenario, large)
     partners = find_partners(plays, large)
+    sharers = find_sharers(plays, large)
     return [
         LedgerCause(
             id=one.id,
@@ -358,6 +355,7 @@ def _told(
             ranks=_ranks(run, programs, one) if one in large else (),
             place=(code_of(run, one.id) or place_of(programs, one.removals)) if one in large else "",
             partner=partners.get(one.id, ""),
+            shared_with=sharers.get(one.id, ""),
         )
         for one in entries
     ]
@@ -396,16 +394,36 @@ def find_partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
     hidden = [one for one in entries if one.weights.alone < HIDDEN_BELOW * one.share]
     found: dict[str, str] = {}
     for one in hidden:
-        others = [other for other in entries if other.id != one.id]
-        together = plays.gains([(*one.removals, *other.removals) for other in others])
-        more = [
-            both - one.weights.alone - other.weights.alone
-            for both, other in zip(together, others, strict=True)
-        ]
-        best = max(range(len(others)), key=more.__getitem__, default=None)
+        more = _beyond_both(plays, one, entries)
+        best = max(more, key=more.__getitem__, default=None)
         if best is not None and more[best] >= HIDDEN_BELOW * one.share:
-            found[one.id] = others[best].id
+            found[one.id] = best
     return found
+
+
+def find_sharers(plays: Plays, entries: list[Entry]) -> dict[str, str]:
+    """The cause that costs the same time as each: without both little more is gained than without one."""
+    least_ms = SPLIT_FROM * plays.base_ms
+    found: dict[str, str] = {}
+    for one in entries:
+        beyond_ms = one.weights.alone - one.share
+        if beyond_ms < max((SHARED_ABOVE - 1) * one.share, least_ms):
+            continue
+        more = _beyond_both(plays, one, entries)
+        best = min(more, key=more.__getitem__, default=None)
+        if best is not None and -more[best] >= beyond_ms / 2:
+            found[one.id] = best
+    return found
+
+
+def _beyond_both(plays: Plays, one: Entry, entries: list[Entry]) -> dict[str, float]:
+    """By how much mending a cause and another gives more than both apart, in ms by the other's id."""
+    others = [other for other in entries if other.id != one.id]
+    together = plays.gains([(*one.removals, *other.removals) for other in others])
+    return {
+        other.id: both - one.weights.alone - other.weights.alone
+        for both, other in zip(together, others, strict=True)
+    }
 
 
 def _recurring(run: RunView, alone_ms: Range) -> Range:
@@ -433,17 +451,27 @@ def _late(run: RunView, cause: LedgerCause, most_ms: float) -> LedgerCause:
 def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
     """The causes of the replayed step, and what other steps show beyond them."""
     found = {one.id: one for one in causes}
-    late = {name: (share * apart.late_ms, ranks) for name, (share, ranks) in apart.late.items()}
+    late = {
+        name: (share * apart.late_ms, share * apart.late_ms, ranks)
+        for name, (share, ranks) in apart.late.items()
+    }
     if apart.late_ms < 0:
-        known = {one.id: one.share_ms for one in causes if one.id.startswith(RANKS)}
-        total = sum(known.values())
-        late = {name: (share / total * apart.late_ms, ()) for name, share in known.items() if total}
+        # What another cause costs only while these ranks are late becomes less with it.
+        ranked = {one.id for one in causes if one.id.startswith(RANKS)}
+        known = {one.id: one.share_ms - (0.0 if one.id in ranked else one.last_ms) for one in causes}
+        known = {name: ms for name, ms in known.items() if ms > 0}
+        total, alone = sum(known.values()), sum(known.get(name, 0.0) for name in ranked)
+        late = {
+            name: (ms / total * apart.late_ms, min(ms / alone, 1.0) * apart.late_ms, ())
+            for name, ms in known.items()
+            if alone
+        }
     if apart.input_ms > 0:
-        late[INPUT] = (apart.input_ms, ())
-    for name, (ms, ranks) in late.items():
+        late[INPUT] = (apart.input_ms, apart.input_ms, ())
+    for name, (ms, of_alone, ranks) in late.items():
         one = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
         more = max(ms, -one.share_ms)
-        low, likely, high = (max(alone + more, 0.0) for alone in one.alone_ms)
+        low, likely, high = (max(alone + of_alone, 0.0) for alone in one.alone_ms)
         found[name] = replace(
             one,
             share_ms=one.share_ms + more,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +32,7 @@ is at most so many standard errors above that of the captured steps."""
 
 
 class StepsApart(msgspec.Struct, frozen=True):
-    """The mean captured step, and what it holds beyond the replayed one, in ms.
+    """Today's step (:func:`today_ms`), and what it holds beyond the replayed ones, in ms.
 
     ``slow_ms`` is what steps that are far longer cost a step, but for ``input_ms`` of it, which is the
     loader's; ``slow_ranks`` are those that make them long, where these are not all. ``late_ms`` is how much
@@ -98,33 +100,43 @@ def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
     return found
 
 
-def steps_apart(
-    run: RunView, replayed: tuple[int, ...], replayed_ms: float, late_ms: float
-) -> StepsApart | None:
-    """Compare all complete steps that every rank has with those replayed; ``None`` without such steps.
+def today_ms(run: RunView, replay: RunReplay) -> float:
+    """The step that an answer accounts for and predicts from: the mean captured one, in ms.
 
-    A replayed step takes ``replayed_ms`` on average, of which ``late_ms`` are for late ranks.
+    It is the analysed one where all that were captured are like it, so that an answer has one step.
     """
-    found = long_steps(run)
-    if replayed[0] not in found.steps:
-        return None
+    captured = long_steps(run)
+    if replay.step not in captured.steps:
+        return replay.step_ms
+    mean = float(captured.length_ms.mean())
+    return replay.step_ms if abs(mean - replay.step_ms) <= ALIKE_STEPS * mean else mean
+
+
+def steps_apart(run: RunView, replays: Sequence[RunReplay], played_ms: float, late_ms: float) -> StepsApart:
+    """Compare all complete steps that every rank has with those replayed, of which the first is analysed.
+
+    A replayed step takes ``played_ms`` on average, of which ``late_ms`` are for late ranks.
+    """
+    found, today = long_steps(run), today_ms(run, replays[0])
+    if replays[0].step not in found.steps:
+        return StepsApart(today, tuple(one.step for one in replays))
     mean = float(found.length_ms.mean())
-    apart, late = mean - replayed_ms, found.late_ms
+    apart, late = mean - played_ms, found.late_ms
     why = why_long(run)
     # Kernels that take longer are compute in every step, played or not: no other cause has that.
     slower = not isinstance(why, Unknown) and why.kind == SLOWER
     if abs(apart) <= ALIKE_STEPS * mean and not slower:
-        return StepsApart(mean, found.steps)
+        return StepsApart(today, found.steps)
     more = float(late.mean()) - late_ms if late.any() else 0.0
     more = min(max(more, min(apart, 0.0)), max(apart, 0.0))
     slow = float(np.where(found.far, found.excess_ms, 0.0).mean())
     slow = slow if slower else min(slow, max(apart - more, 0.0))
     if slow <= 0 or isinstance(why, Unknown):
-        return StepsApart(mean, found.steps, late_ms=more, late=_by_cause(run) if more > 0 else {})
+        return StepsApart(today, found.steps, late_ms=more, late=_by_cause(run) if more > 0 else {})
     numbers = ("step " if len(found.numbers) == 1 else "steps ") + format_ranges(found.numbers)
     ranks = () if len(why.ranks) == len(run.digests) else why.ranks
     return StepsApart(
-        mean,
+        today,
         found.steps,
         slow * (1.0 - why.input_frac),
         f"{numbers}: {why.doing}" if why.doing else numbers,
