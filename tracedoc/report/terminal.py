@@ -265,7 +265,7 @@ def _finding(console: Console, view: FindingView, run: str, *, whole: bool = Fal
     """Show a finding with its first fix, or ``whole`` with its reasoning and every fix that fits."""
     finding = view.finding
     style = _STYLES.get(finding.severity, "bold")
-    preview = " (preview)" if finding.status != "stable" else ""
+    preview = " (preview rule)" if finding.status != "stable" else ""
     console.print(
         Text.assemble(
             (f"{view.number}  ", "bold"),
