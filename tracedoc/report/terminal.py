@@ -205,7 +205,7 @@ def _phases(console: Console, view: View) -> None:
     table = phase_table(phases)
     if table is not None and any(phase.exposed_comm_ms for phase in phases):
         console.print()
-        _cells(console, "Phases", table, "the GPU's time in what each launched, whenever it ran")
+        _cells(console, "Phases", table, "the device's time in what each launched, whenever it ran")
 
 
 def _cells(console: Console, title: str, table: Cells, beside: str) -> None:
