@@ -125,6 +125,19 @@ def test_servers_with_pcie_widen_the_range_until_they_are_measured(tmp_path: Pat
     assert 1.5 < width(pcie) < 1.20 / 0.83 * 1.35 / 0.75
 
 
+def test_megatron_adds_the_biases_of_experts_one_by_one(tmp_path: Path) -> None:
+    """28 bytes for each number of the results of a token's experts, or 72 where weights are sent in fp32."""
+    question = ask(model(tmp_path, **MOE))
+    biased = replace(question, model=replace(question.model, experts_biased=True))
+    for strategy, flex, moved in (("megatron", False, 28), ("megatron", True, 72), ("torchtitan", False, 0)):
+        layout = Layout(strategy, data=16, expert=2, flex=flex)
+        plain, slower = (predict(q, layout, CLUSTER, checkpointing=False) for q in (question, biased))
+        assert plain is not None
+        assert slower is not None
+        numbers = question.model.blocks * question.training.tokens * question.routed * question.model.hidden
+        assert slower.compute_ms - plain.compute_ms == pytest.approx(moved * numbers / 3350e9 * 1e3)
+
+
 def test_few_tokens_reach_less_of_the_peak(tmp_path: Path) -> None:
     """512 tokens instead of 4096: each product moves 1/512 - 1/4096 more numbers a FLOP."""
     large = model(tmp_path, **LARGE, num_key_value_heads=32)

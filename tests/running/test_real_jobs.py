@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import statistics
@@ -17,7 +18,7 @@ import tracedoc
 from tests.collector.conftest import JOBS, environment, start
 from tracedoc.errors import InputError
 from tracedoc.run.manifest import read_manifest
-from tracedoc.running.debug_server import Received, receive
+from tracedoc.running.debug_server import Answer, receive
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to ask")
 pytest.importorskip("aiohttp", reason="PyTorch's debug server needs it")
@@ -50,15 +51,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def captured(port: int, folder: Path) -> Received:
+def captured(port: int, folder: Path) -> list[Answer]:
     """What the job's server sends as soon as the job trains."""
     for _ in range(120):
-        try:
-            received = receive(f"http://localhost:{port}", folder, 1.0, 500)
-        except InputError:
-            received = Received([], (0,))
-        if not received.importing:
-            return received
+        with contextlib.suppress(InputError):
+            return receive(f"http://localhost:{port}", folder, 1.0, 500)
         time.sleep(1)
     raise AssertionError("the job never trained")
 
@@ -78,7 +75,7 @@ def test_a_job_is_captured_by_its_debug_server_and_trains_on_as_without(
             asked = time.time()
         assert process.wait(300) == 0
         losses.append(json.loads(told.read_text())["loss"])
-    assert [(one.rank, one.trouble) for one in received.answers] == [(0, ""), (1, "")]
+    assert [(one.rank, one.trouble) for one in received] == [(0, ""), (1, "")]
     assert losses[0] == losses[1]
     times = json.loads((tmp_path / "asked").read_text())["times"]
     after = [took for ended, took in times if ended - took > asked]

@@ -62,6 +62,12 @@ MEGATRON_ATTENTION = 0.5
 """Share of the peak that Transformer Engine's attention reaches, fitted to NeMo's published runs."""
 MEGATRON_MATMUL = 1.15
 """What Transformer Engine's products reach over what PyTorch's do, fitted to published runs in 16 bits."""
+BIAS_BYTES = (28, 72)
+"""What Megatron moves to add the bias of an expert's last matrix, for each number of its result.
+
+Bias times weight, sum, and putting the experts together again are kernels of their own (``TEGroupedMLP``),
+forward and backward: in two bytes, or in four where DeepEP or HybridEP sends the weights in fp32.
+"""
 LAUNCH_SECONDS, LAUNCH_EACH_SECONDS = 0.9e-3, 0.33e-3
 """What the host needs to launch a block with experts, forward and backward, and each expert of a GPU.
 
@@ -303,6 +309,8 @@ def _computation(
     # What picks tokens for experts, and puts their results back, is fused with nothing.
     picked = 2 * precision.compute * question.routed * model.hidden
     picked = PASSES_OVER_ACTIVATIONS * picked - passes * routed_bytes(question, layout)
+    if model.experts_biased and layout.family == "megatron":
+        picked += BIAS_BYTES[layout.flex] * question.routed * model.hidden
     moved += model.blocks * training.tokens * picked
     if model.has_logits:
         moved += LOGIT_TRAFFIC_BYTES * training.tokens * model.vocabulary
