@@ -46,6 +46,7 @@ SANITIZERS = "builds the reader with the sanitizers of a compiler; takes minutes
 NETWORK = "asks a package index or a store on the network"
 NAMED = "names an option; the command itself is left out"
 EXAMPLE = "is of the worked example, which test_worked_example.py follows"
+RUNNING = "asks a job that runs; tests/running does so"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
 NOT_RUN = {
     **dict.fromkeys(
@@ -76,6 +77,22 @@ NOT_RUN = {
     "tracedoc collect --ranks 0,777": NAMED,
     "tracedoc collect --baseline": NAMED,
     "tracedoc collect -- torchrun": NAMED,
+    **dict.fromkeys(
+        (
+            "tracedoc collect --again RUN",
+            "tracedoc collect --again runs/a --active 5 --diagnose",
+            "tracedoc collect --from http://HOST:25999",
+            "tracedoc collect --from http://node0:25999 --seconds 3 -o runs/now",
+            "tracedoc collect --from dynolog",
+            'tracedoc collect --from dynolog --seconds 3 --job-id "$SLURM_JOB_ID" -o /shared/runs/now',
+            "tracedoc collect --from dynolog://node7:1778 -o /shared/runs/now",
+            "tracedoc watch RUN",
+            "tracedoc watch runs/a",
+            "tracedoc watch runs/a --on-drift capture --prometheus /var/lib/node_exporter/tracedoc.prom",
+            "tracedoc diagnose /tmp/dumps",
+        ),
+        RUNNING,
+    ),
     "python -E": NAMED,
     "python -I": NAMED,
 }
