@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tracedoc.running.watch import JobWatch
 
 SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_IDLE = 30.0
+SECONDS_SILENT = 30.0
 STILL = 10
 """A job stands still that takes no step for so many seconds and ten usual ones."""
 
@@ -149,7 +149,7 @@ def _has_ended(folder: Path, ranks: list[Part]) -> bool:
 def _stands_still(job: JobWatch) -> bool:
     one = job.slowest
     idle_s = time.time() - one.end_ns / 1e9
-    return one.end_ns > 0 and idle_s > max(SECONDS_IDLE, STILL * one.usual_ns / 1e9)
+    return one.end_ns > 0 and idle_s > max(SECONDS_SILENT, STILL * one.usual_ns / 1e9)
 
 
 def _who(folder: Path, job: JobWatch) -> list[str]:

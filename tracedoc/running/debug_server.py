@@ -26,11 +26,11 @@ SECONDS_TO_CONNECT = 10.0
 SECONDS_TO_ANSWER = 120.0
 """How long after the time to record all traces may take to arrive; the server gives its ranks 60 seconds."""
 
-MOST_SECTIONS = 16_384
+ASKED_AT_MOST = 16_384
 MAX_TEXT_BYTES = 64 << 20
 """A dump or a stack of a rank beyond this size is cut."""
 
-_PAGE_CHUNK_BYTES = 1 << 18
+_READ_BYTES = 1 << 18
 _HELD_BACK = 512
 """So many bytes before a mark are not passed on until what follows them is known."""
 
@@ -81,7 +81,7 @@ class Page:
         if time.monotonic() > self._deadline:
             raise TimeoutError("its answer took too long")
         try:
-            chunk = self._response.read1(_PAGE_CHUNK_BYTES)
+            chunk = self._response.read1(_READ_BYTES)
         except http.client.HTTPException as error:
             raise ConnectionError(f"its answer is damaged: {type(error).__name__}") from None
         self._ended = not chunk
@@ -221,7 +221,7 @@ def _answers(page: Page) -> Iterator[Answer]:
         match = re.match(
             r"(\d{1,6}): (?:https?://([^/:\s]+))?", b"".join(heading)[:300].decode("utf-8", "replace")
         )
-        if match is None or int(match[1]) in known or len(known) >= MOST_SECTIONS:
+        if match is None or int(match[1]) in known or len(known) >= ASKED_AT_MOST:
             raise OSError("the page names no rank, or one twice")
         known.add(int(match[1]))
         one = Answer(int(match[1]), match[2] or "")
