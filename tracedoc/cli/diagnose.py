@@ -14,7 +14,6 @@ from tracedoc.cli.output import Target, json_text, report_options, say, send, ta
 from tracedoc.cli.reading import Reading, names_in, reading_options, rules_option, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
 from tracedoc.errors import InputError
-from tracedoc.run.flight import dumps_at
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
@@ -101,8 +100,6 @@ def diagnose(
         found = dumps_at([Path(path) for path in paths])
         if not found:
             raise
-        from tracedoc.run.hang import read_standstill
-
         write_standstill(read_standstill(found), places)
         return
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])
