@@ -47,6 +47,7 @@ NETWORK = "asks a package index or a store on the network"
 NAMED = "names an option; the command itself is left out"
 EXAMPLE = "is of the worked example, which test_worked_example.py follows"
 AGAIN = "starts a job again and again; tests/trials does so with a small one"
+RUNNING = "asks a job that runs; tests/running does so"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
 PACKAGES = "asks a package index; test_packaging.py builds and installs the wheel"
 EXTRAS = ("dask", "hta", "mcp", "mpi", "remote")
@@ -91,11 +92,18 @@ NOT_RUN = {
     **dict.fromkeys(
         (
             "tracedoc collect --again RUN",
+            "tracedoc collect --again runs/a --active 5 --diagnose",
             "tracedoc collect --from dynolog",
+            'tracedoc collect --from dynolog --seconds 3 --job-id "$SLURM_JOB_ID" -o /shared/runs/now',
+            "tracedoc collect --from dynolog://node7:1778 -o /shared/runs/now",
             "tracedoc collect --from http://HOST:25999",
+            "tracedoc collect --from http://node0:25999 --seconds 3 -o runs/now",
+            "tracedoc diagnose /tmp/dumps",
             "tracedoc watch RUN",
+            "tracedoc watch runs/a",
+            "tracedoc watch runs/a --on-drift capture --prometheus /var/lib/node_exporter/tracedoc.prom",
         ),
-        "asks a job that runs",
+        RUNNING,
     ),
     "python -E": NAMED,
     "python -I": NAMED,
