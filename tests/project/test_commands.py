@@ -49,10 +49,9 @@ EXAMPLE = "is of the worked example, which test_worked_example.py follows"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
 PACKAGES = "asks a package index; test_packaging.py builds and installs the wheel"
 EXTRAS = ("dask", "hta", "mcp", "mpi", "remote")
+CI = ("test", "wheel", "shipped", "lint", "oldest", "newest", "docs")
 NOT_RUN = {
-    **dict.fromkeys(
-        (f"make {name}" for name in ("test", "lint", "shipped", "oldest", "newest", "docs")), BY_CI
-    ),
+    **dict.fromkeys((f"make {name}" for name in CI), BY_CI),
     **dict.fromkeys((f"make {name}" for name in ("soak", "mutate", "pythons")), LASTS),
     **dict.fromkeys((f"make bench{name}" for name in ("", "-plan", "-replay", "-truth")), LASTS),
     "python benchmarks/run.py --quick": LASTS,
@@ -203,7 +202,7 @@ def lay_runs(folder: Path, but: set[str]) -> None:
         if name not in but:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(folder / "sample_traces" / sample, folder / name)
-    shutil.copy(folder / "tests" / "rules" / "tiny-batch.yaml", folder / "DIR")
+    shutil.copytree(folder / "docs" / "house-rules", folder / "DIR", dirs_exist_ok=True)
     for gpus in (1, 2, 4, 8):
         job = play(programs(Job(1, "ddp", gpus, layers=4, steps=4)))
         write_traces(job, gpus, folder / f"{gpus}gpu", Capture())
@@ -266,6 +265,8 @@ def test_every_job_runs(document: Path, number: int, checkout: Path, monkeypatch
 
 def test_what_is_not_run_is_listed_with_its_reason_and_stands_in_a_document() -> None:
     assert set(NOT_RUN) <= {command for commands in ALL.values() for command in commands}
+    by_ci = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert {f"make {name}" for name in CI} <= set(by_ci)
 
 
 def test_extras_that_documents_install_are_there() -> None:
