@@ -46,6 +46,7 @@ SANITIZERS = "builds the reader with the sanitizers of a compiler; takes minutes
 NETWORK = "asks a package index or a store on the network"
 NAMED = "names an option; the command itself is left out"
 EXAMPLE = "is of the worked example, which test_worked_example.py follows"
+AGAIN = "starts a job again and again; tests/trials does so with a small one"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
 PACKAGES = "asks a package index; test_packaging.py builds and installs the wheel"
 EXTRAS = ("dask", "hta", "mcp", "mpi", "remote")
@@ -53,7 +54,12 @@ CI = ("test", "wheel", "shipped", "lint", "oldest", "newest", "docs")
 NOT_RUN = {
     **dict.fromkeys((f"make {name}" for name in CI), BY_CI),
     **dict.fromkeys((f"make {name}" for name in ("soak", "mutate", "pythons")), LASTS),
-    **dict.fromkeys((f"make bench{name}" for name in ("", "-plan", "-replay", "-truth")), LASTS),
+    **dict.fromkeys((f"make bench{name}" for name in ("", "-plan", "-replay", "-truth", "-try")), LASTS),
+    "tracedoc try RUN": AGAIN,
+    "tracedoc try runs/a": AGAIN,
+    'tracedoc try runs/a "DataLoader(num_workers=4)" "OMP_NUM_THREADS=2" "DDP(static_graph=True)"': AGAIN,
+    'tracedoc try runs/a "os.sched_setaffinity(0, range(16 * local_rank, 16 * local_rank + 16))"': AGAIN,
+    "tracedoc try runs/a --env WANDB_MODE=disabled -- torchrun train.py --output_dir /tmp/trial": AGAIN,
     "python benchmarks/run.py --quick": LASTS,
     "python benchmarks/rules.py": LASTS,
     ".venv/bin/python benchmarks/page.py": LASTS,

@@ -92,14 +92,15 @@ class Turns:
         return time.monotonic() + max(turns, default=0.0) < self._deadline
 
     def _turn(self, fix: Candidate, folder: Path) -> None:
-        silent = max((ran.silent_s for ran in self._base), default=float("inf"))
         base = self._run(AS_IT_IS, None, folder, float("inf"))
         if base.problem:
             self._check_time(base)
+            if self._base:
+                raise _OverError(f"the job failed as it is, which it had not before: {base.problem}")
             raise NoRunError(f"the job cannot be timed as it is: {base.problem}", _BY_HAND)
         self._base.append(base)
-        silent = max(one_run.LEAST_SILENCE_S, SILENCE * min(silent, base.silent_s))
-        ran = self._run(fix.title, fix, folder, silent)
+        longest_s = max(ran.silent_s for ran in self._base)
+        ran = self._run(fix.title, fix, folder, max(one_run.LEAST_SILENCE_S, SILENCE * longest_s))
         if ran.problem and not ran.hung:
             self._check_time(ran)
         self._pairs[fix.fix].append((base, ran))
