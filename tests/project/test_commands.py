@@ -47,6 +47,8 @@ NETWORK = "asks a package index or a store on the network"
 NAMED = "names an option; the command itself is left out"
 EXAMPLE = "is of the worked example, which test_worked_example.py follows"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
+PACKAGES = "asks a package index; test_packaging.py builds and installs the wheel"
+EXTRAS = ("dask", "hta", "mcp", "mpi", "remote")
 NOT_RUN = {
     **dict.fromkeys(
         (f"make {name}" for name in ("test", "lint", "shipped", "oldest", "newest", "docs")), BY_CI
@@ -59,6 +61,10 @@ NOT_RUN = {
     "python benchmarks/collect.py --write": LASTS,
     "python soak/compared_runs.py": LASTS,
     "python soak/predicted_runs.py": LASTS,
+    "make refresh": "makes what is kept anew, in minutes; tests hold that it is current",
+    **dict.fromkeys(
+        (f"pip install {what}" for what in (".", *(f"'.[{extra}]'" for extra in EXTRAS))), PACKAGES
+    ),
     "make fuzz": SANITIZERS,
     "make constraints": NETWORK,
     "git clone https://forge.example/OWNER/tracedoc && cd tracedoc": NETWORK,
@@ -76,6 +82,15 @@ NOT_RUN = {
     "tracedoc collect --ranks 0,777": NAMED,
     "tracedoc collect --baseline": NAMED,
     "tracedoc collect -- torchrun": NAMED,
+    **dict.fromkeys(
+        (
+            "tracedoc collect --again RUN",
+            "tracedoc collect --from dynolog",
+            "tracedoc collect --from http://HOST:25999",
+            "tracedoc watch RUN",
+        ),
+        "asks a job that runs",
+    ),
     "python -E": NAMED,
     "python -I": NAMED,
 }
@@ -87,7 +102,6 @@ LONG = {
     "tracedoc rules test tests/rules",
     "tracedoc diagnose runs/a --executor dask://local --jobs 8",
     ".venv/bin/python -m pytest tests/rules -k tiny",
-    "make refresh",
 }
 # As many ranks as a machine with two cores has time for.
 RANKS = re.compile(r"(--nproc[-_]per[-_]node) 8")
@@ -145,7 +159,7 @@ RUN_HERE = {
 
 
 def is_long(command: str) -> bool:
-    return bool(JOB.match(command)) or command in LONG or command.startswith("pip install")
+    return bool(JOB.match(command)) or command in LONG
 
 
 @pytest.fixture
@@ -224,25 +238,37 @@ def test_every_command_runs(document: Path, checkout: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "document", [one for one in DOCUMENTS if any(map(is_long, RUN_HERE[one]))], ids=name_of
+    ("document", "number"),
+    [
+        pytest.param(one, number, id=f"{name_of(one)}: {command}")
+        for one in DOCUMENTS
+        for number, command in enumerate(RUN_HERE[one])
+        if is_long(command)
+    ],
 )
-def test_every_command_runs_with_real_jobs(
-    document: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Jobs run on two ranks on CPU; one without a launcher is a job of one rank."""
+def test_every_job_runs(document: Path, number: int, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two ranks on CPU, or one without a launcher; then what else the document does with its folder."""
+    command, *later = RUN_HERE[document][number:]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in alone.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    made = {
-        found[1] for one in RUN_HERE[document] if (found := re.match(r"tracedoc collect.* -o (\S+)", one))
-    }
-    lay_runs(checkout, but=made | {f"{one}/baseline" for one in made})
-    for command in RUN_HERE[document]:
-        run(command)
+    named = re.match(r"tracedoc collect.* -o (\S+)", command)
+    made = named[1] if named else ""
+    lay_runs(checkout, but={made, f"{made}/baseline"})
+    run(command)
+    for other in later:
+        if made and made in shlex.split(other) and not is_long(other):
+            run(other)
 
 
 def test_what_is_not_run_is_listed_with_its_reason_and_stands_in_a_document() -> None:
     assert set(NOT_RUN) <= {command for commands in ALL.values() for command in commands}
+
+
+def test_extras_that_documents_install_are_there() -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8").split("\n[")
+    (optional,) = (part for part in project if part.startswith("project.optional-dependencies]"))
+    assert set(EXTRAS) <= set(re.findall(r"^(\w+) = ", optional, re.M))

@@ -15,7 +15,6 @@ from tracedoc.cli.reading import Reading, names_in, reading_options, rules_optio
 from tracedoc.config import LEVELS, Config, find_config
 from tracedoc.errors import InputError
 from tracedoc.run.flight import dumps_at
-from tracedoc.run.hang import read_standstill
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
@@ -99,6 +98,8 @@ def diagnose(
         found = dumps_at([Path(path) for path in paths])
         if not found:
             raise
+        from tracedoc.run.hang import read_standstill
+
         write_standstill(read_standstill(found), places)
         return
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])

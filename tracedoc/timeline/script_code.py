@@ -117,18 +117,23 @@ def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
 
 
 PASS_SHARE = 0.5
-"""A named range that holds this share of what a CPU computes is a pass of the model, or the step itself."""
+"""A named range that holds this share of what a CPU computes, or of all operators, is a pass of the
+model, or the step itself."""
 
 
 def _is_a_pass(timeline: RankTimeline, place: CodePlace) -> bool:
-    """Whether a range of a CPU run holds the work of the model: it is nothing to take out of the step."""
+    """Whether a range holds the work of the model: it is nothing to take out of the step."""
     window, activity, trace = timeline.judged, timeline.activity, timeline.trace
-    if place.file or not timeline.is_cpu or window is None or activity is None:
+    if place.file or window is None or activity is None:
         return False
     rows = trace.rows_named(lambda name: name == place.function, Kind.ANNOTATION)
-    compute = activity.compute.clip(window.start_ns, window.end_ns)
-    inside = compute & Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
-    return inside.total_ns >= PASS_SHARE * compute.total_ns
+    ranges = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    if timeline.is_cpu:
+        compute = activity.compute.clip(window.start_ns, window.end_ns)
+        return (compute & ranges).total_ns >= PASS_SHARE * compute.total_ns
+    begun = trace.ts_ns[trace.is_kind(Kind.CPU_OP)]
+    begun = begun[(begun >= window.start_ns) & (begun < window.end_ns)]
+    return int(ranges.covered_ns(begun, begun + 1).sum()) >= PASS_SHARE * begun.size
 
 
 def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:

@@ -21,7 +21,10 @@ SWAPPED_PAGES = 256
 """A host that swaps in a MiB in the captured steps is short of memory."""
 
 MOST_WAITING = 0.7
-"""A worker that is waited for so much of the time is slower than the others, of three or more."""
+"""A worker of three or more that is waited for so much of the time is slower than the others."""
+
+LEAST_WAIT = 0.1
+"""Where training waits for so much of the step its workers are never done: what they do limits them."""
 
 CROWDED = 0.3
 """Workers that wait for a core for so much of the time have too few."""
@@ -34,9 +37,13 @@ READ_BYTES = 1 << 20
 
 @manifest_fact(unit="text")
 def slowest_worker(rank: RankJob) -> Value:
-    """The worker of the data loader for which training waits longest, as "worker 2"."""
+    """The worker of three or more for which training waits most of the time, as "worker 2", or "none"."""
     found = _waits(rank)
-    return found if isinstance(found, Unknown) else f"worker {max(found, key=lambda one: found[one])}"
+    if isinstance(found, Unknown):
+        return found
+    worst = max(found, key=lambda one: found[one])
+    late = _workers(rank) > 2 and found[worst] >= MOST_WAITING * sum(found.values())
+    return f"worker {worst}" if late else "none"
 
 
 @manifest_fact(unit="fraction")
@@ -54,14 +61,18 @@ def _waits(rank: RankJob) -> dict[str, float] | Unknown:
     if window is None:
         return NO_WINDOW
     waits = {worker: ms for worker, ms in window.waits_ms.items() if worker != "-1" and ms > 0}
-    workers = max(len(window.workers), rank.loader.workers or 0)
-    return waits if waits and window.batches >= 2 * workers else FEW_BATCHES
+    return waits if waits and window.batches >= 2 * _workers(rank) else FEW_BATCHES
+
+
+def _workers(rank: RankJob) -> int:
+    window = rank.machine.loader
+    return max(len(window.workers) if window is not None else 0, rank.loader.workers or 0)
 
 
 @digest_fact(
     unit="text",
     values=LIMITS,
-    needs=(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, compute_ms, slowest_worker_frac),
+    needs=(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, compute_ms, slowest_worker),
 )
 def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What keeps the data loader from being faster, where training waits for it.
@@ -85,9 +96,11 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
         return "restarts"
     if not window.workers:
         return NO_WINDOW
-    share = slowest_worker_frac(rank)
-    if len(window.workers) > 2 and isinstance(share, float) and share >= MOST_WAITING:
+    late, idle, length = slowest_worker(rank), input_idle_ms.of(digest), step_ms.of(digest)
+    if isinstance(late, str) and late != "none":
         return "one worker"
+    if not (isinstance(idle, int | float) and isinstance(length, float) and idle > LEAST_WAIT * length):
+        return "none"
     ran, waited = (sum(one.get(name, 0) for one in window.workers) for name in ("ran_us", "waited_us"))
     if waited >= CROWDED * len(window.workers) * window.wall_us:
         return "few cores"
