@@ -104,17 +104,6 @@ NOT_RUN = {
         ),
         RUNNING,
     ),
-    **dict.fromkeys(
-        (
-            "tracedoc try RUN",
-            "tracedoc try runs/a",
-            'tracedoc try runs/a "DataLoader(num_workers=4)" "OMP_NUM_THREADS=2" "DDP(static_graph=True)"',
-            'tracedoc try runs/a "os.sched_setaffinity(0, range(16 * local_rank, 16 * local_rank + 16))"',
-            "tracedoc try runs/a --env WANDB_MODE=disabled -- "
-            "torchrun --nproc_per_node 8 train.py --output_dir /tmp/trial",
-        ),
-        "runs a job many times; tests/trials does so",
-    ),
     "make bench-try": LASTS,
     "python -E": NAMED,
     "python -I": NAMED,
