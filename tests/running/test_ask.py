@@ -74,7 +74,7 @@ def test_a_job_without_steps_stands_still_and_its_dumps_say_why(
     monkeypatch.setattr("time.sleep", pause)
     shown = run_command("collect", "--again", str(folder))
     assert shown.exit_code == 2
-    assert "the job takes no steps: rank 1 never entered all_reduce 2 of group dp" in shown.stderr
+    assert "the job stands still: rank 1 never entered all_reduce 2 of group dp" in shown.stderr
 
 
 def test_a_process_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:

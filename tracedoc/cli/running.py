@@ -98,7 +98,7 @@ def capture_again(run: str, warmup: int, active: int) -> Path:
     if not goes_on:
         dumps = find_dumps(target)
         words = f": {'; '.join(read_standstill(dumps).lines)}" if dumps else ""
-        raise InputError(f"the job takes no steps{words}", f"to see it again: tracedoc diagnose {target}")
+        raise InputError(f"the job stands still{words}", f"to see it again: tracedoc diagnose {target}")
     for path in target.glob("*.flight*"):
         path.unlink()  # of calls that have ended since
     for part in ranks:

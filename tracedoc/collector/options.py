@@ -61,7 +61,8 @@ def read_options(path: Path) -> Options:
     """Return the options in a file; what an other version of tracedoc wrote beside them is left out."""
     content = json.loads(path.read_text(encoding="utf-8"))
     known = {field.name for field in fields(Options)}
-    return Options(**{name: value for name, value in content.items() if name in known})
+    kept = {name: value for name, value in content.items() if name in known}
+    return Options(**kept | {"changes": tuple(kept.get("changes", ()))})
 
 
 def listed_ranks(text: str) -> frozenset[int] | None:

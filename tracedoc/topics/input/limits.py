@@ -23,7 +23,7 @@ SWAPPED_PAGES = 256
 MOST_WAITING = 0.7
 """A worker of three or more that is waited for so much of the time is slower than the others."""
 
-LEAST_WAIT = 0.1
+LEAST_INPUT_IDLE = 0.1
 """Where training waits for so much of the step its workers are never done: what they do limits them."""
 
 CROWDED = 0.3
@@ -99,7 +99,7 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     late, idle, length = slowest_worker(rank), input_idle_ms.of(digest), step_ms.of(digest)
     if isinstance(late, str) and late != "none":
         return "one worker"
-    if not (isinstance(idle, int | float) and isinstance(length, float) and idle > LEAST_WAIT * length):
+    if not (isinstance(idle, int | float) and isinstance(length, float) and idle > LEAST_INPUT_IDLE * length):
         return "none"
     ran, waited = (sum(one.get(name, 0) for one in window.workers) for name in ("ran_us", "waited_us"))
     if waited >= CROWDED * len(window.workers) * window.wall_us:
