@@ -2,8 +2,8 @@
 
 ``published_rows.json`` holds the runs with their sources. The constants of ``planner/timing.py`` and the
 shares in ``hardware.toml`` were fitted to the rows of llm-foundry, that of slow links to fms-fsdp, and those
-of layouts and of Blackwell to Megatron's (but for Nemotron and Grok) and to torchtitan's asynchronous tensor
-parallelism; the others were left out.
+of layouts and of Blackwell to NeMo's, Megatron-Bridge's, DGX Cloud's Llama and torchtitan's asynchronous
+tensor parallelism; the others were left out, as their sources say.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ from tracedoc.planner.timing import Step, predict
 ROWS = Path(__file__).with_name("published_rows.json")
 _OF_TRAINING = (
     "precision", "loss", "accumulation", "compiled", "fp8", "optimizer", "optimizer_in_backward",
-    "lora_rank", "base_bits",
+    "lora_rank", "base_bits", "capacity",
 )  # fmt: skip
+
+_WAYS = ("tensor", "pipeline", "context", "expert", "chunks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,8 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
         lora_targets=tuple(row.get("lora_targets", ())),
         **{name: row[name] for name in _OF_TRAINING if name in row},
     )
-    question = Question(model, training, row["gpus"], nodes, gpu.memory_bytes)
+    memory_bytes = row["memory_gb"] * 1e9 if "memory_gb" in row else gpu.memory_bytes
+    question = Question(model, training, row["gpus"], nodes, memory_bytes)
     across = None
     if nodes > 1:
         named = find_link(row["network"], across=True) if "network" in row else None
@@ -110,20 +113,25 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
     # What PyTorch reserved has no context in it.
     allocated = (memory.total - memory.context) / 2**30
     how = layout.title if "layout" in row else row["strategy"]
-    return Row(row, question, how, step, measured, may_fit(memory, gpu.memory_bytes), allocated)
+    return Row(row, question, how, step, measured, may_fit(memory, memory_bytes), allocated)
 
 
 def _layout(row: dict[str, Any], question: Question) -> Layout:
     if "layout" not in row:
         return data_parallel(question, row["strategy"])
-    split = {
-        name: row["layout"].get(name, 1) for name in ("tensor", "pipeline", "context", "expert", "chunks")
-    }
+    split = {name: row["layout"].get(name, 1) for name in _WAYS}
     data = row["gpus"] // (split["tensor"] * split["pipeline"] * split["context"])
     micro_batch, rounds = row["micro_batch"], row["accumulation"]
     overlaps = tuple(row["layout"]["overlaps"]) if "overlaps" in row["layout"] else None
     return Layout(
-        row["layout"]["family"], data, **split, micro_batch=micro_batch, rounds=rounds, overlaps=overlaps
+        row["layout"]["family"],
+        data,
+        **split,
+        expert_tensor=row["layout"].get("expert_tensor", 0),
+        micro_batch=micro_batch,
+        rounds=rounds,
+        overlaps=overlaps,
+        flex=row["layout"].get("flex", False),
     )
 
 

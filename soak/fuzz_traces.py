@@ -31,11 +31,8 @@ from trial import repeat
 import tracedoc
 from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.errors import TracedocError
-from tracedoc.judge.compose import compose
-from tracedoc.judge.findings import evaluate
 from tracedoc.judge.load import load_rules
-from tracedoc.judge.replayed import with_predictions
-from tracedoc.pipeline import Options, measure
+from tracedoc.pipeline import Options, judge, measure
 from tracedoc.report.render import render
 from tracedoc.values import Failed
 from tracedoc.whatif.answer import what_if
@@ -414,17 +411,7 @@ def diagnose(folder: Path, number: int) -> str:
     """Diagnose a folder and write every report; return the outcome in a word."""
     try:
         measured = measure([folder], Options(jobs=1))
-        judgement = evaluate(_rules(), measured.measurements)
-        judgement, replay, plan = with_predictions(judgement, measured.measurements)
-        diagnosis = compose(
-            measured.measurements,
-            judgement,
-            limits=measured.limits,
-            cycle=measured.cycle,
-            cycles=measured.cycles,
-            replay=replay,
-            plan=plan,
-        )
+        diagnosis = judge(measured, _rules())
         if number % 4 == 1:
             what_if(measured.measurements.run, [])
         text = to_json(diagnosis)

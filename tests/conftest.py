@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from tracedoc.judge import load
+from tracedoc.judge.vocabulary import Vocabulary
 
 # A busy machine is no reason to fail.
 settings.register_profile("untimed", deadline=None)
@@ -16,6 +20,26 @@ settings.load_profile("untimed")
 os.environ["TRACEDOC_CACHE"] = "off"
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rule_files_are_read_once() -> Iterator[None]:
+    """Hundreds of tests read all rules: a file is read again where it or the facts have changed."""
+    kept: dict[tuple[object, ...], object] = {}
+    read = load._read
+
+    def once(path: Path, known: Vocabulary) -> object:
+        if not path.is_file():
+            return read(path, known)
+        state = path.stat()
+        key = (path, state.st_ino, state.st_mtime_ns, state.st_size, *known.facts)
+        if key not in kept:
+            kept[key] = read(path, known)
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load, "_read", once)
+        yield
 
 
 @pytest.fixture(scope="session")

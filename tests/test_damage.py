@@ -84,7 +84,9 @@ def test_a_rank_whose_first_and_last_step_have_no_mark(
     damage = Damage("without marks", rank, edited(without_marks))
     found = diagnosed(paths, damage, tmp_path)
     assert Truth(paths).invented(found, damage) == []
-    assert found.summary.startswith("One step captured; pipeline imbalance: stage 3")
+    assert found.summary.startswith(
+        "One step captured; pipeline imbalance (292 ms of the 2.13 s step): stage 3"
+    )
 
 
 def test_a_rank_that_ends_within_the_first_step_of_several_is_left_out(

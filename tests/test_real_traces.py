@@ -79,7 +79,11 @@ def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting
     assert diagnosis.ledger is not None
     causes = {one.id: one for one in diagnosis.ledger.causes}
     assert causes["link.transfer"].alone_ms[2] < 2.2
-    assert "tiny-batch" in causes["link.transfer"].told_by
+    # Kernels are short, but how much of the communication is waiting is not known.
+    assert causes["link.transfer"].told_by == ("exposed-communication",)
+    assert "one rank alone cannot separate them" in diagnosis.summary
+    # Two all-reduces of 17.6 and 5.7 MB over 8 ranks run for 15.8 ms: 1.75 times 23.4 MB in that time.
+    assert diagnosis.facts["least_transfer_gbps"].value == pytest.approx(1.75 * 23.38 / 15.85, rel=0.01)
     assert diagnosis.budget is not None
     assert diagnosis.budget.blocking_comm_ms == pytest.approx(11.1, abs=0.2)
 
@@ -87,7 +91,9 @@ def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting
 def test_the_overlapped_run_has_mild_exposed_communication_at_most(shared_traces: Path) -> None:
     found = found_in(diagnose([shared_traces / "dlrm_v100_2rank_r1"]))
     assert all(finding.severity != "critical" for finding in found.values())
-    assert set(found) <= {"exposed-communication", "exposed-copies", "idle-tensor-cores", "missing-ranks"}
+    told = {name for name, one in found.items() if one.severity == "warning"}
+    # 14 ms of 117 are copies within the device, two of them of 240 MB and more.
+    assert told == {"exposed-communication", "exposed-copies", "idle-tensor-cores"}
 
 
 def test_the_starved_run_stalls_on_input_and_its_twin_with_workers_does_not(shared_traces: Path) -> None:

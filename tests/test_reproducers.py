@@ -45,7 +45,7 @@ def test_no_gain_is_more_than_the_step_that_it_is_of(diagnosed: Diagnosis) -> No
     assert diagnosed.ledger is not None
     assert round(diagnosed.ledger.step_ms, 1) == 51.5
     gains = [one.gain for one in diagnosed.findings if one.gain is not None]
-    assert {round(one.mean_step_ms or 0.0, 1) for one in gains} == {51.5}
+    assert " of the 51.5 ms step)" in diagnosed.summary
     assert max(one.high_ms for one in gains) <= diagnosed.ledger.step_ms
     assert "at best" not in diagnosed.summary
     assert " (0.00 to " not in diagnosed.summary
@@ -138,6 +138,5 @@ def test_a_step_in_which_the_loader_stalls_is_the_loaders(diagnosed: Diagnosis) 
     """Without waiting for batches the mean step of 51.5 ms takes about 9.5; no gain is above the step."""
     finding = next(one for one in diagnosed.findings if one.rule_id == "input-stall")
     assert finding.gain is not None
-    assert finding.gain.mean_step_ms == pytest.approx(51.5, abs=0.1)
     assert 51.5 - (finding.gain.likely_ms or 0) == pytest.approx(9.5, abs=0.5)
     assert all(one.gain.high_ms <= 51.6 for one in diagnosed.findings if one.gain is not None)

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Diagnosis, Gain
 from tracedoc.judge.first_line import outcome
-from tracedoc.judge.without_warning import gain_words, healthy
+from tracedoc.judge.without_warning import cost_words, healthy
 from tracedoc.ledger import Ledger, LedgerCause
 from tracedoc.pipeline import Options, diagnose, measure
 from tracedoc.predicted import PlanStep
-from tracedoc.report.view import gain_text
+from tracedoc.report.words import gain_text
 from tracedoc.testing.cases import write_job
 from tracedoc.testing.lanes import parse_lanes
 
@@ -52,17 +52,21 @@ def test_compute_bound_begins_at_four_fifths(compute_ms: int, bound: bool, tmp_p
 def test_the_largest_cause_comes_first_with_its_bound(tmp_path: Path) -> None:
     found = lanes(tmp_path, "compute 0-60\nallreduce 60-100 14336MiB", ranks=2)
     assert found.summary == (
-        "Exposed communication: 40 ms of the 100 ms step is communication with no compute beside it; it "
-        "reaches 376 GB/s of an expected 359 GB/s. More work per communication (100 ms -> 60 ms at best)."
+        "Exposed communication (up to 40 ms of the 100 ms step): no compute runs beside it; the link reaches "
+        "376 GB/s of an expected 359 GB/s. More work per communication (100 ms -> 60 ms at best)."
     )
 
 
 @pytest.mark.parametrize(
     ("title", "says", "line"),
     [
-        ("Slow: the GPU waits", "", "Slow: the GPU waits, up to 40 ms. "),
-        ("Slow", "", "Slow: up to 40 ms. "),
-        ("Slow: the GPU waits", "{exposed_comm_ms} of {step_ms} lost", "Slow: 40 ms of 100 ms lost. "),
+        ("Slow: the GPU waits", "", "Slow (up to 40 ms of the 100 ms step): the GPU waits. "),
+        ("Slow", "", "Slow (up to 40 ms of the 100 ms step). "),
+        (
+            "Slow: the GPU waits",
+            "{kernels_per_step} times",
+            "Slow (up to 40 ms of the 100 ms step): 1 times. ",
+        ),
     ],
 )
 def test_a_rule_says_its_own_clause(title: str, says: str, line: str, tmp_path: Path) -> None:
@@ -103,16 +107,17 @@ def test_a_preview_rule_is_named_like_others(tmp_path: Path) -> None:
     found = lanes(tmp_path, "lead: 0.01\nhost 62-99 name=aten::sort\ncompute 0-60 x100\nstep: 100", ranks=1)
     assert [one.rule_id for one in found.findings] == ["host-away"]
     assert found.summary == (
-        "Long host gaps: the GPU is idle for 40 ms of the 100 ms step in 1 long gap, all aten::sort "
-        "(between two steps). Compute on the GPU what an operator computes on the CPU (100 ms -> 60 ms at "
-        "best)."
+        "Long host gaps (up to 40 ms of the 100 ms step): 1 long gap a step in which the host launches "
+        "nothing, all aten::sort (between two steps). Compute on the GPU what an operator computes on the "
+        "CPU (100 ms -> 60 ms at best)."
     )
 
 
 def test_a_step_of_one_thing_is_not_said_to_vanish(tmp_path: Path) -> None:
     found = lanes(tmp_path, "allreduce 0-100 64MiB", ranks=2, keep=1)
-    assert found.summary.startswith("1 of 2 ranks captured; exposed communication: 100 ms of the 101 ms step")
-    assert "at best" not in found.summary or "-> 0 ms" not in found.summary
+    assert found.summary.startswith(
+        "1 of 2 ranks captured; compute fills 0 % of the 101 ms step, exposed communication 99 %; no cause is"
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_a_step_of_one_thing_is_not_said_to_vanish(tmp_path: Path) -> None:
 )
 def test_only_a_bound_is_the_most(gain: Gain, words: str, tmp_path: Path) -> None:
     finding = lanes(tmp_path, "allreduce 0-100 64MiB", ranks=2, keep=1).findings[0]
-    assert gain_words(replace(finding, gain=gain)) == words
+    assert cost_words(replace(finding, gain=gain, cost_ms=None)) == words
 
 
 def test_nothing_to_judge_is_no_idle_gpu(tmp_path: Path) -> None:
@@ -155,9 +160,9 @@ def test_a_cpu_trace_tells_what_preview_rules_find(tmp_path: Path) -> None:
     # 55 steps count, 19 of them from the sixth on take 100 ms longer.
     assert [one.severity for one in found.findings if one.rule_id == "step-outliers"] == ["critical"]
     assert found.summary == (
-        "Slow steps: a step takes 100 ms longer than the usual 100 ms every 3 steps (the first is step 6); "
-        "that is 34.5 ms a step on average over the whole run; no captured step stands out. "
-        "See what the loop does in those steps (mean step 135 ms -> 100 ms at best)."
+        "Slow steps (up to 34.5 ms of 135 ms a step): a step takes 100 ms longer than the usual 100 ms every "
+        "3 steps (the first is step 6); no captured step stands out. See what the loop does in those steps "
+        "(135 ms -> 100 ms at best)."
     )
 
 
@@ -183,7 +188,8 @@ def test_a_cpu_step_that_compiles_for_most_of_it_says_so(tmp_path: Path) -> None
     assert found.budget is not None
     assert (found.budget.compute_ms, found.budget.idle_ms) == (20, 80)
     assert found.summary == (
-        "Recompilation: it takes 70 ms of each 100 ms step. Find out what changes (100 ms -> 30 ms at best)."
+        "Recompilation (70 ms of the 100 ms step): torch.compile compiles again in warm steps. Find out what "
+        "changes (100 ms -> 30 ms at best)."
     )
 
 
@@ -197,9 +203,8 @@ def test_what_slow_steps_of_the_whole_run_cost_is_no_part_of_the_captured_step(t
     assert slow.gain is not None
     assert slow.gain.mean_step_ms == pytest.approx((40 * 100 + 5 * 1700) / 45)
     assert slow.gain.high_ms == pytest.approx(5 * 1600 / 45)
-    assert found.summary.endswith(
-        "See what the loop does in those steps (mean step 278 ms -> 100 ms at best)."
-    )
+    assert found.summary.endswith("See what the loop does in those steps (278 ms -> 100 ms at best).")
+    assert found.summary.startswith("Slow steps (up to 178 ms of 278 ms a step): ")
     assert "of the mean step of 278 ms" in gain_text(slow.gain)
 
 
@@ -279,7 +284,7 @@ def test_a_note_of_a_cpu_run_is_named_by_what_its_cause_costs(
     measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
     diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
     note = replace(diagnosis.findings[0], title="CPU contention: threads wait", topic="host", severity="note")
-    note = replace(note, gain=Gain(0.0, 50.0, "ceiling"))
+    note = replace(note, gain=Gain(0.0, 50.0, "ceiling"), cost_ms=share_ms, fixes=())
     cause = LedgerCause("link.slow", share_ms, (0.0, 0.0, 0.0), share_ms, told_by=(note.rule_id,))
     ledger = Ledger(100.0, 100.0 - share_ms, 0.0, (cause,))
     words = healthy(measurements, [note], diagnosis.run, 90.0, ledger)

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tracedoc.collector.inprocess import collect
+    from tracedoc.collector.inprocess import collect, live
     from tracedoc.comparison.compare import compare
     from tracedoc.frames import frame as frame
     from tracedoc.judge.findings import evaluate
@@ -31,6 +31,7 @@ _HOMES = {
     "Options": ("tracedoc.pipeline", "Options"),
     "compare": ("tracedoc.comparison.compare", "compare"),
     "collect": ("tracedoc.collector.inprocess", "collect"),
+    "live": ("tracedoc.collector.inprocess", "live"),
     "build_timeline": ("tracedoc.timeline.build", "build_timeline"),
     "diagnose": ("tracedoc.pipeline", "diagnose"),
     "evaluate": ("tracedoc.judge.findings", "evaluate"),
@@ -52,6 +53,7 @@ __all__ = [
     "compare",
     "diagnose",
     "evaluate",
+    "live",
     "load",
     "measure",
     "predict",

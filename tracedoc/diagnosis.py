@@ -17,7 +17,7 @@ import tracedoc
 from tracedoc.charts import MemoryCurve, Picture, TransferSpeeds, UnitTimeline, Waits
 from tracedoc.errors import Limit
 from tracedoc.ledger import Ledger, Range
-from tracedoc.predicted import PlanStep, Predicted, ReplayReport
+from tracedoc.predicted import PlanStep, Predicted, ReplayReport, Tried
 from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
 
 SCHEMA_VERSION = "2"
@@ -222,8 +222,8 @@ class Finding(msgspec.Struct, frozen=True):
     """A verdict worth reading. ``id`` is stable over runs of one job.
 
     ``title`` begins with the usual name of the cause; ``says`` is the clause behind it in the first line.
-    ``cost_ms`` is what its causes cost today's step: their shares in the ledger, or what mending them alone
-    saves where that is more, as other causes cost the same time; ``None`` where the ledger has none of them.
+    ``cost_ms`` is what its causes cost today's step, their shares in the ledger, and ``alone_ms`` is what
+    mending them alone saves; ``None`` where the ledger has none of them, or a fix mends more than they are.
     ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
     ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """
@@ -246,6 +246,7 @@ class Finding(msgspec.Struct, frozen=True):
     limit: str = ""
     in_place_of: tuple[str, ...] = ()
     cost_ms: float | None = None
+    alone_ms: float | None = None
 
     @property
     def gates(self) -> bool:
@@ -332,7 +333,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     in the order in which they pay, each on top of those before it; ``gpu_hours`` is how many GPU-hours of a
     day it saves (low, likely, high), or the first fix where that saves more: ``None`` where neither or the
     number of GPUs is not known, and on CPUs. ``budgets`` are the performance budgets
-    that the project set itself, ``rules_left_out`` the number of rules not selected.
+    that the project set itself, ``rules_left_out`` the number of rules not selected. ``tried`` is what fixes
+    gave when they were tried on the job.
     """
 
     summary: str
@@ -350,6 +352,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     budgets: tuple[BudgetCheck, ...] = ()
     gpu_hours: Range | None = None
     rules_left_out: int = 0
+    tried: tuple[Tried, ...] = ()
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
 

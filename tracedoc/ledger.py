@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tracedoc.units import format_ms
+
 Range = tuple[float, float, float]
 """Low, likely and high, in milliseconds."""
 
@@ -36,6 +38,7 @@ CAUSE_WORDS: dict[str, str] = {
     "compute.fp32": "matrix products outside the tensor cores",
     "compute.optimizer": "an optimizer of many small kernels",
     "compute.small_kernels": "kernels too small for the device",
+    "compute.copies": "copies within the device",
     "compute.attention": "attention in separate kernels",
     "compute.layout": "tensors are reordered for convolutions",
     "compute.shapes": "matrix sizes that fit no tile",
@@ -48,13 +51,9 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 """Families of causes, and causes: what rules may name."""
 
 
-SHARED_ABOVE = 1.1
-"""Causes that give more than this of their part of the step alone cost time that others cost as well."""
-
-
-def cost_of(share_ms: float, alone_ms: float) -> float:
-    """What causes cost a step, in ms: their part of it, or what mending them saves where that is far more."""
-    return alone_ms if alone_ms > SHARED_ABOVE * share_ms else share_ms
+HIDDEN_BELOW, SHARED_ABOVE = 0.5, 1.1
+"""A cause is hidden by another if it gives less than this share of its part of the step alone, and costs time
+that others cost as well if it gives more than that."""
 
 
 class LedgerCause(msgspec.Struct, frozen=True):
@@ -99,3 +98,10 @@ class Ledger(msgspec.Struct, frozen=True):
     steps: tuple[int, ...] = ()
     confidence: str = ""
     reason: str = ""
+
+
+def alone_words(share_ms: float, alone_ms: float | None) -> str:
+    """What mending causes alone saves, in words, where that is far from their part of the step; else ""."""
+    if alone_ms is None or HIDDEN_BELOW * share_ms <= alone_ms <= SHARED_ABOVE * share_ms:
+        return ""
+    return f"alone it saves {format_ms(alone_ms) if alone_ms > 0 else 'nothing'}"

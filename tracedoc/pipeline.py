@@ -6,6 +6,7 @@ This is the file to read first. Per-rank work is a pure function of one file; on
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -27,7 +28,7 @@ from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
 from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
+from tracedoc.predicted import PlanStep, ReplayReport, Tried, WhatIf, read_tried
 from tracedoc.ranks.run_view import (
     RunView,
     build_run_view,
@@ -38,6 +39,7 @@ from tracedoc.ranks.run_view import (
 )
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
+from tracedoc.run.hang import hang_limits
 from tracedoc.run.job import read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
@@ -110,7 +112,14 @@ def diagnose(
     budgets = parse_budgets(chosen.budgets, load_facts())
     measured = measure(paths, chosen, progress=progress)
     left_out = [one for one in known if one not in rules]
-    return judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
+    found = judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
+    return replace(found, tried=_tried(paths))
+
+
+def _tried(paths: Path | Sequence[Path]) -> tuple[Tried, ...]:
+    """What was tried on the job, where the run is one folder."""
+    named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    return read_tried(pathlib.Path(named[0])) if len(named) == 1 else ()
 
 
 def _known_rules(options: Options) -> tuple[Rule, ...]:
@@ -198,8 +207,8 @@ def measure(
 ) -> Measured:
     """Measure the run in ``paths`` without judging it."""
     chosen = options or Options()
-    listed = [paths] if isinstance(paths, (str, os.PathLike)) else paths
-    run = discover([os.fspath(path) for path in listed])
+    listed = [os.fspath(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    run = discover(listed)
     ranked, settled, unread = _read_ranks(run, chosen, progress)
     left_out = ranks_without_steps(ranked)
     shared = chosen.steps or shared_steps([one for one in ranked if one.rank not in left_out])
@@ -217,11 +226,13 @@ def measure(
     view = build_run_view(ranked, settled.world_size, job, left_out, shared)
     steps = failures.contain("the steps with Python stacks", lambda: _source_steps(view), {})
     view = with_source_steps(view, steps)
+    hung = failures.contain("the flight recorder", lambda: hang_limits(listed, settled.world_size), ())
     ending = failures.contain("how the job ended", lambda: ending_limits(run.manifest), ())
     known = bool(ending) or ended_well(run.manifest)
     early = () if known else failures.contain("who ended early", lambda: ended_early(view), ())
     slower = failures.contain("the times around the capture", lambda: job_limits(view), ())
     limits = (
+        *hung,
         *ending,
         *early,
         *run.limits,

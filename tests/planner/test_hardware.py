@@ -172,13 +172,23 @@ def test_what_is_no_count_is_an_error(text: str) -> None:
 
 
 def test_gpus_of_one_cpu_reach_each_other_faster_over_pcie() -> None:
-    """63 % of 31.5 GB/s up to four, 40 % across the CPUs; cards for games go through host memory."""
+    """80 % of 31.5 GB/s in a switch, 63 % of one CPU, 40 % across; cards for games go through host memory."""
     server, game = link_of(find_gpu("A100 PCIe 80GB")), link_of(find_gpu("RTX 4090"))
+    assert server.reached(2) == pytest.approx(0.80 * 31.5)
     assert server.reached(4) == pytest.approx(0.63 * 31.5)
     assert server.reached(8) == pytest.approx(0.40 * 31.5)
-    assert game.reached(2) == game.reached(8)
+    assert game.reached(2) == game.reached(4) == pytest.approx(0.56 * 31.5)
     measured = replace_gbps(server, 11.0, measured=True)
     assert measured.reached(2) == measured.reached(8) == 11.0
+
+
+def test_groups_between_each_other_share_what_leads_out_of_their_switch() -> None:
+    """0 and 2 beside 1 and 3: half of 80 %. 0 and 4 beside three others: a quarter of 1.2 links of CPUs."""
+    link, nvlink = link_of(find_gpu("A100 PCIe 80GB")), link_of(find_gpu("B200"))
+    assert link.reached(2, 2) == pytest.approx(0.40 * 31.5)
+    assert link.reached(4, 2) == pytest.approx(0.40 * 31.5)
+    assert link.reached(2, 4) == pytest.approx(1.2 / 4 * 31.5)
+    assert nvlink.reached(2, 4) == nvlink.reached(8) == pytest.approx(0.8 * 900)
 
 
 def test_a_name_that_is_not_known_gets_the_three_nearest() -> None:

@@ -11,32 +11,69 @@ from msgspec.structs import replace
 from tests.planner.test_layouts import CLUSTER, END, LARGE, MOE, ask, asked_for, model, sent
 from tracedoc.errors import InputError
 from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
+from tracedoc.planner.hardware import LinkKind, find_gpu, link_of
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.memory import block_weights, peak_memory, stage_weights
 from tracedoc.planner.plan import plan
 from tracedoc.planner.setup import PlanRequest
-from tracedoc.planner.timing import NARROW_TRAFFIC, predict, step_flops
+from tracedoc.planner.timing import NARROW_TRAFFIC, Step, predict, step_flops
+from tracedoc.planner.traffic import bandwidth
 
 
 def test_a_block_of_experts_takes_no_less_than_launching_its_kernels(tmp_path: Path) -> None:
-    """8 blocks and 4 micro-batches of 2.5 ms and 0.33 for each of 2 experts; recomputed, a third more."""
-    question, layout = ask(model(tmp_path, **MOE)), Layout("megatron", data=16, expert=8, rounds=4)
+    """8 blocks and 4 micro-batches of 0.9 ms and 0.33 for each of 8 experts; recomputed, a third more.
 
-    def busy_ms(layout: Layout, *, checkpointing: bool = False) -> float:
-        step = predict(question, layout, CLUSTER, checkpointing=checkpointing)
+    Half of what the GPU computes is launched before the host waits for the number of tokens.
+    """
+    question, layout = ask(model(tmp_path, **MOE)), Layout("megatron", data=16, expert=2, rounds=4)
+
+    def both(layout: Layout, *, checkpointing: bool = False, capacity: float = 0.0) -> Step:
+        asked = question.changed(capacity=capacity)
+        step = predict(asked, layout, CLUSTER, checkpointing=checkpointing)
         assert step is not None
-        return step.host_ms + step.compute_ms
+        return step
 
-    assert busy_ms(layout) == pytest.approx(8 * 4 * (2.5 + 2 * 0.33))
-    assert busy_ms(layout, checkpointing=True) == pytest.approx(8 * 4 * (2.5 + 2 * 0.33) * 4 / 3)
-    assert busy_ms(replace(layout, expert=2)) == pytest.approx(8 * 4 * (2.5 + 8 * 0.33))
-    step = predict(question, Layout("torchtitan", data=16, expert=8, rounds=4), CLUSTER, checkpointing=False)
-    assert step is not None
-    assert step.host_ms == 0.0
+    step = both(layout)
+    assert step.host_ms + step.compute_ms / 2 == pytest.approx(8 * 4 * (0.9 + 8 * 0.33))
+    again = both(layout, checkpointing=True)
+    assert again.host_ms + again.compute_ms / 2 == pytest.approx(8 * 4 * (0.9 + 8 * 0.33) * 4 / 3)
+    padded = both(layout, capacity=1.0)  # nothing to wait for, and one product for all experts
+    assert padded.host_ms + padded.compute_ms == pytest.approx(8 * 4 * (0.9 + 0.33))
+    assert both(replace(layout, strategy="torchtitan")).host_ms == 0.0
     long = question.changed(sequence=1 << 18)  # attention takes longer than the host
     step = predict(long, layout, CLUSTER, checkpointing=False)
     assert step is not None
     assert step.host_ms == 0.0
+
+
+def test_a_capacity_pads_what_experts_compute_on(tmp_path: Path) -> None:
+    """Twice an even share: twice the products, activations and tokens of experts; attention stays."""
+    question = ask(model(tmp_path, **MOE))
+    layout = Layout("megatron", data=16, expert=8)
+    padded = question.changed(capacity=2.0)
+    of_experts = sum(m.inputs * m.outputs * 8 for m in question.model.linears if m.count > 1)
+    more = (
+        step_flops(padded, checkpointing=False)[0].matmul
+        - step_flops(question, checkpointing=False)[0].matmul
+    )
+    assert more == 2 * of_experts * question.model.experts_met * question.training.tokens
+    (tokens,), (twice,) = sent(question, layout, "expert"), sent(padded, layout, "expert")
+    assert twice.size == 2 * tokens.size
+    text = megatron_arguments(padded, layout, checkpointing=False)
+    assert "--moe-expert-capacity-factor 2\n  --moe-pad-expert-input-to-capacity" in text
+
+
+def test_deepep_fills_nvlink_where_nccls_all_to_all_does_not(tmp_path: Path) -> None:
+    question = ask(model(tmp_path, **MOE), gpus=8)
+    layout = Layout("megatron", data=8, expert=8)
+    (nccl,), (flex,) = (sent(question, replace(layout, flex=on), "expert") for on in (False, True))
+    cluster = replace(CLUSTER, inside=link_of(find_gpu("H100")))
+    rates = [bandwidth(one, question, cluster) for one in (nccl, flex)]
+    assert rates[0] is not None
+    assert rates[1] is not None
+    assert (rates[0][0], rates[1][0]) == (0.5 * 0.8 * 450, 0.8 * 450)
+    text = megatron_arguments(question, replace(layout, flex=True), checkpointing=False)
+    assert "--moe-token-dispatcher-type flex" in text
 
 
 def test_cut_matrices_reach_less_of_the_peak(tmp_path: Path) -> None:
@@ -53,6 +90,68 @@ def test_cut_matrices_reach_less_of_the_peak(tmp_path: Path) -> None:
     assert cut.compute_ms * 8 - whole.compute_ms == pytest.approx(
         1e3 * flops * NARROW_TRAFFIC * more / 3350e9, rel=0.02
     )
+
+
+@pytest.mark.parametrize(
+    ("experts", "framework", "capacity", "flex", "said"),
+    [
+        (False, "megatron", 1.0, False, "are for Megatron's models with experts"),
+        (True, "torchtitan", 0.0, True, "are for Megatron's models with experts"),
+        (True, "megatron", -1.0, False, "--capacity is -1$"),
+        (True, "megatron", 1.0, True, "--capacity is 1 with --flex-dispatch"),
+    ],
+)
+def test_a_capacity_is_for_experts_and_nccls_all_to_all(
+    experts: bool, framework: str, capacity: float, flex: bool, said: str, tmp_path: Path
+) -> None:
+    question = ask(model(tmp_path, **(MOE if experts else {})), capacity=capacity)
+    with pytest.raises(InputError, match=said):
+        plan(question, PlanRequest(CLUSTER, framework=framework, flex=flex))
+
+
+def test_servers_with_pcie_widen_the_range_until_they_are_measured(tmp_path: Path) -> None:
+    question = ask(model(tmp_path, **LARGE))
+    gpu, layout = find_gpu("A100 PCIe 80GB"), Layout("megatron", tensor=8, data=2)
+
+    def width(link: LinkKind) -> float:
+        step = predict(question, layout, replace(CLUSTER, gpu=gpu, inside=link), checkpointing=False)
+        assert step is not None
+        assert step.best_ms < step.expected_ms < step.worst_ms
+        return step.worst_ms / step.best_ms
+
+    pcie = link_of(gpu)
+    assert pcie is not None
+    assert width(replace(pcie, measured=True)) == pytest.approx(1.20 / 0.83)
+    assert 1.5 < width(pcie) < 1.20 / 0.83 * 1.35 / 0.75
+
+
+def test_megatron_adds_the_biases_of_experts_one_by_one(tmp_path: Path) -> None:
+    """28 bytes for each number of the results of a token's experts, or 72 where weights are sent in fp32."""
+    question = ask(model(tmp_path, **MOE))
+    biased = replace(question, model=replace(question.model, experts_biased=True))
+    for strategy, flex, moved in (("megatron", False, 28), ("megatron", True, 72), ("torchtitan", False, 0)):
+        layout = Layout(strategy, data=16, expert=2, flex=flex)
+        plain, slower = (predict(q, layout, CLUSTER, checkpointing=False) for q in (question, biased))
+        assert plain is not None
+        assert slower is not None
+        numbers = question.model.blocks * question.training.tokens * question.routed * question.model.hidden
+        assert slower.compute_ms - plain.compute_ms == pytest.approx(moved * numbers / 3350e9 * 1e3)
+
+
+def test_few_tokens_reach_less_of_the_peak(tmp_path: Path) -> None:
+    """512 tokens instead of 4096: each product moves 1/512 - 1/4096 more numbers a FLOP."""
+    large = model(tmp_path, **LARGE, num_key_value_heads=32)
+    few, many = (ask(large, gpus=8, sequence=tokens) for tokens in (512, 4096))
+    steps = [predict(one, Layout("megatron", data=8), CLUSTER, checkpointing=False) for one in (few, many)]
+    assert steps[0] is not None
+    assert steps[1] is not None
+    flops = [sum(f.matmul for f in step_flops(one, checkpointing=False)) for one in (few, many)]
+    attention = [sum(f.attention for f in step_flops(one, checkpointing=False)) for one in (few, many)]
+    assert attention[1] == 64 * attention[0]
+    more = 8 * steps[0].compute_ms - steps[1].compute_ms  # what is left is attention, which grows with both
+    shorter = (attention[1] - 8 * attention[0]) / (989e12 * 0.5) * 1e3
+    moved = flops[1] * NARROW_TRAFFIC * (1 / 512 - 1 / 4096) / 3350e9 * 1e3
+    assert more + shorter == pytest.approx(moved, rel=0.02)
 
 
 @pytest.mark.parametrize(("overlaps", "shown"), [((), 1.0), (("data",), 1.0), (("data", "tensor"), 0.4)])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from tracedoc.planner.layouts import data_parallel
-from tracedoc.planner.memory import model_states
+from tracedoc.planner.families import read_model_config
+from tracedoc.planner.layouts import Layout, data_parallel, in_framework
+from tracedoc.planner.memory import model_states, peak_memory
 from tracedoc.planner.setup import Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 
@@ -125,3 +129,29 @@ def test_resharded_to_a_node_each_gpu_keeps_its_part_of_the_gathered_weights() -
 @pytest.mark.parametrize(("strategy", "gigabytes"), [("hsdp-half", 32), ("hsdp", 16), ("hsdp-2", 8)])
 def test_hybrid_sharding_splits_over_its_part(strategy: str, gigabytes: int) -> None:
     assert states(8e9, 32, strategy, nodes=4).states / GB == pytest.approx(gigabytes)
+
+
+def test_deepseek_v3_of_megatron_cores_report(tmp_path: Path) -> None:
+    """PP 4 of 4 parts and EP 64 on 256 GPUs: 36.4, 32.1 and 131.0 GB, 199.5 in all (2603.07685, table 3).
+
+    The report does not say of which stage; here it is the first, which has the embedding as well.
+    """
+    file = tmp_path / "config.json"
+    file.write_text(
+        json.dumps(
+            {
+                "model_type": "deepseek_v3", "hidden_size": 7168, "num_hidden_layers": 61,
+                "num_attention_heads": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048,
+                "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1,
+                "q_lora_rank": 1536, "kv_lora_rank": 512, "first_k_dense_replace": 3, "vocab_size": 129280,
+            }
+        )
+    )  # fmt: skip
+    training = Training(sequence=4096, loss="fused", accumulation=64)
+    question = Question(read_model_config(file), training, 256, 32, 192e9)
+    layout = Layout("megatron", 64, pipeline=4, expert=64, chunks=4, rounds=64)
+    memory = peak_memory(in_framework(question, layout), layout, checkpointing=False)
+    assert memory.states.states / GB == pytest.approx(36.4 + 32.1, rel=0.10)
+    assert memory.activations / GB == pytest.approx(131.0, rel=0.10)
+    allocated = memory.total - memory.reserve - memory.context
+    assert allocated / GB == pytest.approx(199.5, rel=0.05)

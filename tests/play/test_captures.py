@@ -14,7 +14,7 @@ from tracedoc.step import make_program
 from tracedoc.step.graph import find_graph
 from tracedoc.step.make_program import rank_programs
 from tracedoc.step.program import Cause, EncodedProgram, Group
-from tracedoc.testing import parse_lanes
+from tracedoc.testing import TraceBuilder, parse_lanes
 
 REAL = (
     "ddp_resnet_a100_2rank_r0",
@@ -63,6 +63,27 @@ def test_half_of_the_captures_are_met_within_1_percent(errors):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_samples_are_met_within_one_in_a_thousand(name, sample_traces):
     assert replayed(sample_traces / name).model_error_frac < 0.001
+
+
+def queued(tmp_path: Path, steps: int) -> RunReplay:
+    """Steps of 60 ms whose launches take 1 ms; until 100 ms the GPU does what came before the capture."""
+    rank = TraceBuilder(0, 1)
+    for number in range(steps):
+        launch, start = 2.0 * number, 100.0 + 60.0 * number
+        rank.step(number, launch, launch + 2.0)
+        rank.copy("HtoD", launch + 0.5, launch + 1.5, 4096, pageable=False, stream=9, launch_ms=launch + 0.2)
+        for kernel in range(6):
+            begin = start + 10.0 * kernel
+            rank.kernel("gemm", begin, begin + 10.0, launch_ms=launch + 0.3 + 0.1 * kernel)
+    return replayed(rank.write(tmp_path / "rank-0.json"))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_work_from_before_the_capture_is_no_part_of_a_step(tmp_path, steps):
+    found = queued(tmp_path, steps)
+    assert found.step_ms == pytest.approx(60.0)
+    assert found.replayed_ms == pytest.approx(60.0)
+    assert found.unexplained_frac == 0.0
 
 
 def test_a_graph_whose_kernels_are_missing_is_refused(shared_traces):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.play.drawn_programs import draw_run
-from tests.play.kernel_loop import play_loop
+from tests.play.kernel_loop import Times, play_loop
 from tracedoc.play.run_program import RunProgram
 from tracedoc.play.segments import find_sync_graph, reduce_stretches, weigh
 from tracedoc.play.solver import MOST_PERIODS, STEADY, make_plan, solve
@@ -27,7 +27,7 @@ def test_segments_equal_the_kernel_loop(seed):
     solution = solve(make_plan(graph), [program], weights[:, None])
     played = play_loop(program, solution.periods)
     if not program.layout.periodic:
-        assert solution.step_ns[:, 0].tolist() == played_once(program, played[0].end, played[0].start)
+        assert solution.step_ns[:, 0].tolist() == played_once(program, played[0])
         return
     ends = np.array([ends_by_rank(program, one.end) for one in played[-3:]])
     before, last = np.diff(ends, axis=0)
@@ -36,13 +36,13 @@ def test_segments_equal_the_kernel_loop(seed):
     assert solution.step_ns[:, 0].tolist() == last.tolist()
 
 
-def played_once(program: RunProgram, ends: np.ndarray, points: np.ndarray) -> list[int]:
-    """Return the length of each rank's only step: of its events, or from its first point to the last."""
-    layout = program.layout
-    starts, found = ends - program.dur, []
+def played_once(program: RunProgram, times: Times) -> list[int]:
+    """Return the length of each rank's only step: from the event that opens it, or its outer points."""
+    layout, points = program.layout, times.start
+    found = []
     for one, framed in enumerate(note.framed for note in layout.notes):
         mine = layout.event_rank == one
-        begin, end = starts[mine].min(), ends[mine].max()
+        begin, end = times.begin[layout.opens[one]], times.end[mine].max()
         if framed:
             begin = points[layout.point_base[one]]
             end = max(end, points[layout.point_base[one + 1] - 1])

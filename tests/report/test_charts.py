@@ -18,6 +18,7 @@ from tracedoc.charts import (
     Waits,
 )
 from tracedoc.diagnosis import FactRecord, Gain, Verdict
+from tracedoc.predicted import Predicted
 from tracedoc.report.charts.bars import RangeBar, gain_bar
 from tracedoc.report.charts.detail_tables import (
     MOST_LETTERS,
@@ -123,6 +124,12 @@ def test_dots_lie_on_logarithmic_scales():
     )
     assert drawn.text == "2 kinds of messages; 1 of 1 with a known link lie too low"
     assert [label for _, label in drawn.y_ticks] == ["1 GB/s", "10 GB/s", "100 GB/s"]
+
+
+def test_bandwidths_of_one_size_still_have_a_scale():
+    """344 GB/s beside an expected 343: with 0.15 decades on both sides the scale goes from 243 to 486."""
+    drawn = scatter(TransferSpeeds((TransferRow("all_gather", 4, 2**20, 1, 344.0, 344.0, 344.0, 343.0),)))
+    assert [label for _, label in drawn.y_ticks] == ["300 GB/s", "400 GB/s"]
 
 
 def test_expected_curve_passes_through_what_a_size_should_reach():
@@ -236,6 +243,9 @@ def test_gain_bars_show_what_is_saved_of_the_step():
     assert gain_bar(replace(gain, mean_step_ms=500.0), 400.0) == RangeBar(2.0, 16.0)
     assert gain_bar(gain, 0.0) is None
     assert gain_bar(None, 400.0) is None
+    fix = Predicted("no-sync", (300.0, 320.0, 360.0), (40.0, 80.0, 100.0), "compute", "high")
+    assert gain_bar(gain, 400.0, fix) == RangeBar(10.0, 15.0)
+    assert gain_bar(gain, 400.0, replace(fix, gain_ms=(0.0, 0.0, 0.0))) == RangeBar(2.5, 20.0)
 
 
 def test_rules_without_an_answer_stand_with_their_reason():

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+import tracedoc
 from tests.example_diagnoses import DIAGNOSES, HOSTILE
+from tracedoc.ledger import Ledger, LedgerCause
 from tracedoc.report.page import sheet_page
 from tracedoc.report.render import write_report
-from tracedoc.report.sheet import Sheet, SheetBar, SheetBox
+from tracedoc.report.sheet import Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.report.view import build_view
 from tracedoc.report.words import STATES
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -103,6 +106,115 @@ def test_page_reads_without_scripts(browser: Any, pages: Path) -> None:
     )
 
 
+BROKEN = """() => {
+  const found = [], range = document.createRange();
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode()) {
+    const holder = text.parentElement;
+    if (!text.data.trim() || holder.closest("pre, script, style, code, .unseen, .cards thead")) continue;
+    if (getComputedStyle(holder).overflowX !== "visible" && holder.scrollWidth > holder.clientWidth + 1)
+      found.push(text.data.trim());
+    for (const word of text.data.matchAll(/[^\\s/.,:=_-]+/g)) {
+      range.setStart(text, word.index);
+      range.setEnd(text, word.index + word[0].length);
+      const lines = [...range.getClientRects()].filter((one) => one.width).map((one) => Math.round(one.top));
+      if (new Set(lines).size > 1) found.push(word[0]);
+    }
+  }
+  return found;
+}"""
+"""Words that are broken over two lines, and what is cut."""
+
+CAUSES = (
+    ("ranks whose host is slower than its peers", "120 ms", "13.7 ms", "-107 ms"),
+    ("exposed communication", "3.85 ms", "16.1 ms", "+12.3 ms"),
+)
+EVIDENCE = "the backward pass; all_reduce: 2 -> 2 a step, it is late in `write_metrics` (`train.py:13`)"
+
+
+def plain(text: str) -> str:
+    """A text without the characters that keep numbers and their units on a line."""
+    return text.replace("\u2060", "").replace("\xa0", " ")
+
+
+def compared() -> Sheet:
+    """A comparison whose table has a column of words behind those of numbers."""
+    return Sheet(
+        "Improved: 400 ms -> 370 ms a step, mostly link (-40 ms).",
+        bars=(
+            SheetBar("link", "-40 ms", (SheetBox("shorter", 500, 40),)),
+            SheetBar("input", "+10 ms", (SheetBox("longer", 500, 10),)),
+        ),
+        tables=(
+            SheetTable(
+                ("Cause", "BASE", "HEAD", "change", "evidence"),
+                tuple((*cause, EVIDENCE) for cause in CAUSES),
+                3,
+            ),
+        ),
+        title="lr-1e-4 -> lr-3e-4",
+    )
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+def test_no_word_is_broken_and_nothing_is_cut(browser: Any, pages: Path, width: int) -> None:
+    """The longest cause of a late rank, the smallest share, evidence of a comparison; no backtick is left."""
+    diagnosis = DIAGNOSES["sharded"]()
+    late = replace(
+        diagnosis.findings[0],
+        ranks=(0,),
+        title="Host-device synchronisation: the host waits",
+        message=EVIDENCE,
+    )
+    least = LedgerCause("input.copies", 0.1, (0.1, 0.1, 0.1), 0.1)
+    ledger = Ledger(400.0, 399.5, 0.0, (LedgerCause("host.sync", 0.4, (0.4, 0.4, 0.4), 0.4), least))
+    whole = replace(diagnosis, findings=(late, *diagnosis.findings[1:]), ledger=ledger)
+    write_report(whole, str(pages / "late.html"))
+    (pages / "compared.html").write_text(sheet_page(compared()), encoding="utf-8")
+    for name in ("late", "healthy", "cpu", "compared"):
+        page, _ = opened(browser, pages / f"{name}.html", viewport={"width": width, "height": 900})
+        page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
+        assert page.evaluate(BROKEN) == [], name
+        assert "`" not in page.locator("body").inner_text(), name
+
+
+def test_the_head_has_the_waterfall_beside_the_answer_with_fixes(browser: Any, tmp_path: Path) -> None:
+    run = Path(__file__).resolve().parents[2] / "sample_traces" / "synthetic_zero3_gather_stall"
+    diagnosis = tracedoc.diagnose(run)
+    write_report(diagnosis, str(tmp_path / "run.html"))
+    page, _ = opened(browser, tmp_path / "run.html", viewport={"width": 1280, "height": 900})
+    answer, causes = (page.locator(one).bounding_box() for one in ("h1", ".causes"))
+    assert answer["x"] + answer["width"] <= causes["x"]
+    assert causes["y"] < answer["y"] + answer["height"]
+    assert page.locator(".waterfall .title").first.inner_text() == "today's step"
+    assert page.locator(".waterfall .title").last.inner_text() == "ideal step"
+    # The finding's words, its bar, and the fix beside the cause say one change of the step.
+    saved, beside, changed = (
+        plain(page.locator(one).first.inner_text())
+        for one in ("article .found .gain", ".waterfall .first-fix .gain", "article .change .gain")
+    )
+    assert beside.startswith(saved)
+    assert changed.startswith(saved)
+    fix = build_view(diagnosis).findings[0].fixes[0].predicted
+    assert fix is not None
+    whole, sure, spread = (
+        page.locator(one).first.bounding_box()["width"]
+        for one in ("article .bar", "article .bar i:first-child", "article .bar .range")
+    )
+    assert sure / whole == pytest.approx(fix.gain_ms[0] / fix.before_ms, abs=0.01)
+    assert spread / whole == pytest.approx((fix.gain_ms[2] - fix.gain_ms[0]) / fix.before_ms, abs=0.01)
+
+
+def test_the_caption_says_what_numbers_above_a_rank_mean(browser: Any, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    caption = page.locator("#timeline + p").inner_text()
+    assert "a number above a rank is the finding that is seen there" in caption
+    mark = page.locator(".mark").first
+    number = mark.inner_text()
+    message = plain(page.locator(f"article:has(#finding-{number}) .message").inner_text())
+    assert plain(mark.get_attribute("title")) == f"{number}: all-gather waits for rank 5. {message}"
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_nothing_is_wider_than_the_screen_and_no_table_is_cut(browser: Any, pages: Path, width: int) -> None:
     for name in DIAGNOSES:
@@ -154,14 +266,8 @@ def test_a_stretch_names_its_kernel_and_its_collective(browser: Any, tmp_path: P
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_comparison_paints_no_improvement_red(browser: Any, tmp_path: Path, scheme: str) -> None:
     """Of two parts one is 40 ms shorter and one 10 ms longer; nothing is wider than a telephone."""
-    bars = (("link", -40.0, "shorter"), ("input", 10.0, "longer"))
     file = tmp_path / "compared.html"
-    sheet = Sheet(
-        "Improved: 400 ms -> 370 ms a step, mostly link (-40 ms).",
-        bars=tuple(SheetBar(name, f"{ms} ms", (SheetBox(key, 500, abs(ms)),)) for name, ms, key in bars),
-        title="lr-1e-4 -> lr-3e-4",
-    )
-    file.write_text(sheet_page(sheet), encoding="utf-8")
+    file.write_text(sheet_page(compared()), encoding="utf-8")
     page, noted = opened(browser, file, viewport={"width": 390, "height": 900}, color_scheme=scheme)
     red, green = (
         page.evaluate(f"getComputedStyle(document.querySelector('rect.{key}')).fill")

@@ -9,7 +9,8 @@ from tests.example_diagnoses import cpu, healthy, hostile, sharded
 from tracedoc.diagnosis import Comparison, Evidence, FactRecord, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
 from tracedoc.report.texts import redacted
-from tracedoc.report.view import EVIDENCE_SHOWN, build_view, gain_text, holds_text, instances_text
+from tracedoc.report.view import EVIDENCE_SHOWN, build_view, holds_text, instances_text
+from tracedoc.report.words import gain_text
 
 
 def test_segments_add_up_to_the_step():

@@ -113,15 +113,25 @@ class Ran:
 
 @dataclass
 class Played:
-    """What every rank did, in program order, and when its GPU was done with each step."""
+    """What every rank did, in program order, and when its GPU began and was done with each step."""
 
     ran: list[list[Ran]]
     step_ends: list[list[float]] = field(default_factory=list)
+    step_begins: list[list[float]] = field(default_factory=list)
 
     def period(self, first: int) -> float:
-        """Return the mean length of the steps from ``first`` on: what the slowest rank needs."""
+        """Return the mean length of the steps from ``first`` on that another one follows, over all ranks.
+
+        That is what a capture shows whole: from the first kernel of a step to that of the next one. Of a
+        single step it is what the slowest rank needs.
+        """
+        steps = len(self.step_ends[0]) - first
+        if steps > 1:
+            return (
+                sum(begins[-1] - begins[first] for begins in self.step_begins) / len(self.ran) / (steps - 1)
+            )
         ends = [max(column) for column in zip(*self.step_ends, strict=True)]
-        return (ends[-1] - ends[first - 1]) / (len(ends) - first)
+        return ends[-1] - ends[first - 1]
 
 
 @dataclass
@@ -134,6 +144,7 @@ class _Rank:
     waiting: tuple[object, ...] | None = None
     ran: list[Ran] = field(default_factory=list)
     step_ends: list[float] = field(default_factory=list)
+    step_begins: list[float] = field(default_factory=list)
 
 
 class _Operations:
@@ -186,7 +197,11 @@ def play(programs: list[list[Instruction]]) -> Played:
                 rank.at += 1
         if before == [rank.at for rank in ranks]:
             raise RuntimeError("the ranks wait for each other")
-    return Played([rank.ran for rank in ranks], [rank.step_ends for rank in ranks])
+    return Played(
+        [rank.ran for rank in ranks],
+        [rank.step_ends for rank in ranks],
+        [rank.step_begins for rank in ranks],
+    )
 
 
 def _advance(number: int, rank: _Rank, operations: _Operations) -> bool:
@@ -201,6 +216,8 @@ def _advance(number: int, rank: _Rank, operations: _Operations) -> bool:
             start = max(launched + LATENCY, rank.compute)
             rank.compute = start + what.ms
             rank.ran.append(Ran(what, launched, rank.host, start, rank.compute))
+            if len(rank.step_begins) == len(rank.step_ends):
+                rank.step_begins.append(start)
         case Meet():
             rank.host += what.launch_ms
             start = max(launched + LATENCY, rank.compute if what.after_compute else 0.0)

@@ -18,7 +18,7 @@ RULES_OF_FAULT = {
     "straggler-host": ("straggler-rank", "rank-zero-work"),
     "straggler-compute": ("straggler-rank",),
     "straggler-input": ("straggler-rank", "input-stall"),
-    "pauses": ("straggler-rank", "rank-zero-work", "rotating-straggler", "step-outliers"),
+    "pauses": ("straggler-rank", "rank-zero-work", "rotating-straggler", "slow-captured-step"),
     "rotating": ("rotating-straggler",),
     "uneven": ("uneven-work", "rotating-straggler"),
     "heavy-stage": ("stage-imbalance",),
@@ -72,7 +72,7 @@ class Truth:
         changed: Job | None = None
         if rule in ("straggler-rank", "rank-zero-work"):
             changed = job.changed(even=float(ranks[0])) if ranks else None
-        elif rule in ("rotating-straggler", "uneven-work", "step-outliers"):
+        elif rule in ("rotating-straggler", "uneven-work", "slow-captured-step"):
             changed = job.changed(even=-1.0)
         elif rule == "stage-imbalance":
             changed = job.changed(balanced=1.0)

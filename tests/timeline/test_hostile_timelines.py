@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import tracedoc
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options
 from tracedoc.spans import Spans
+from tracedoc.testing import TraceBuilder
 from tracedoc.trace.vocabulary import step_number
 
 
@@ -55,6 +57,32 @@ def test_a_step_that_takes_no_time_has_no_shares(tmp_path: Path) -> None:
     failed = [name for name, fact in facts.items() if str(fact.unknown).startswith("error")]
     assert failed == []
     assert facts["exposed_comm_frac"].unknown == "the step takes no time"
+
+
+@pytest.mark.parametrize("stretch", [0, 1])
+def test_a_job_whose_steps_take_no_time_is_diagnosed(
+    tmp_path: Path, sample_traces: Path, stretch: int
+) -> None:
+    """Each event of a DDP job lasts nothing; all begin at once, or when they began."""
+    ranks = []
+    for file in sorted((sample_traces / "synthetic_ddp_tiny_batch").glob("rank-*.json.gz")):
+        document = json.loads(gzip.decompress(file.read_bytes()))
+        for one in document["traceEvents"]:
+            one |= {"ts": stretch * one.get("ts", 0), "dur": 0}
+        ranks.append(tmp_path / file.stem)
+        ranks[-1].write_text(json.dumps(document))
+    diagnosis = tracedoc.diagnose(ranks, Options(jobs=1))
+    failed = [name for name, fact in diagnosis.facts.items() if str(fact.unknown).startswith("error")]
+    assert (failed, [limit for limit in diagnosis.limits if limit.code == "internal-error"]) == ([], [])
+
+
+def test_a_gap_of_a_host_that_launches_copies_alone_loads_no_kernel(tmp_path: Path) -> None:
+    """The kernels have no launch in the file; the host does nothing from 10 to 60 ms."""
+    builder = TraceBuilder().copy("HtoD", 1, 2, 4, launch_ms=0.5)
+    builder.kernel("early", 2, 4, linked=False).runtime("cudaDeviceSynchronize", 9, 10)
+    builder.runtime("cudaDeviceSynchronize", 60, 61)
+    timeline = tracedoc.build_timeline(tracedoc.load(builder.write(tmp_path / "rank-0.json")))
+    assert timeline.idle is None or timeline.idle.spans["loading"].total_ns == 0
 
 
 @pytest.mark.parametrize(

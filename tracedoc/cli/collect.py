@@ -46,9 +46,11 @@ def _number(
     context_settings={"allow_interspersed_args": False},
     short_help="Run a training command and capture a few steps of every rank.",
 )
-@click.argument(
-    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...", shell_complete=files
-)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...", shell_complete=files)
+@click.option("--from", "server", metavar="URL", help="Capture a running job: http://HOST:25999, or dynolog.")
+@click.option("--again", metavar="RUN", shell_complete=folders, help="Capture the running job of RUN again.")
+@_number("--seconds", 2.0, "S", "With --from: how long to record.")
+@_number("--job-id", 0, "N", "With --from dynolog: the job's SLURM_JOB_ID.")
 @click.option(
     "-o",
     "--output",
@@ -86,7 +88,9 @@ def _number(
 )
 @click.option("--profile-memory", is_flag=True, help="Allocations too.")
 @click.option(
-    "--nccl-log", is_flag=True, help="Let NCCL log its rings and transports into the run directory."
+    "--nccl-log/--no-nccl-log",
+    default=None,
+    help="Keep NCCL's log of its paths for all ranks. [the first rank of a node, not kept]",
 )
 @click.option("--exit-after-capture", is_flag=True, help="End the job when it is captured, with exit code 0.")
 @click.option("--diagnose", "then_diagnose", is_flag=True, help="Diagnose the run straight after.")
@@ -104,6 +108,10 @@ def collect(
     then_diagnose: bool,
     baseline: bool,
     dry_run: bool,
+    server: str | None,
+    again: str | None,
+    seconds: float,
+    job_id: int,
     **settings: Any,
 ) -> None:
     """Run a training command and capture a few steps of every rank.
@@ -120,6 +128,10 @@ def collect(
       tracedoc collect --wait 50 --active 8 -- accelerate launch train.py
       tracedoc collect --diagnose -- python train.py
       tracedoc collect --dry-run -- torchrun train.py
+      TRACEDOC_LIVE=1 tracedoc collect -o runs/a -- torchrun train.py
+      tracedoc collect --again runs/a --diagnose       while it runs
+      tracedoc collect --from http://node0:25999       a debug server's job
+      tracedoc collect --from dynolog --seconds 5      a job under dynolog
 
     The exit code is the command's own: 128+n if signal n ended it, 127 if it
     is not found; 2 if collecting cannot begin.
@@ -127,6 +139,18 @@ def collect(
     from tracedoc.collector import launcher
     from tracedoc.collector.options import Options
 
+    if len([one for one in (command, server, again) if one]) != 1:
+        raise click.UsageError("Give one of -- COMMAND, --from URL and --again RUN.")
+    if server or again:
+        from tracedoc.cli.running import capture_again, capture_from
+
+        captured = (
+            capture_from(server, output, seconds, settings["max_mb"], job_id)
+            if server
+            else capture_again(str(again), settings["warmup"], settings["active"])
+        )
+        _then(captured, then_diagnose)
+        return
     folder = launcher.run_folder(command, output, datetime.now(), os.environ)
     options = Options(folder=str(folder), **settings)
     single = launcher.single_process(command) if baseline else None
@@ -153,15 +177,19 @@ def collect(
     _tell_outcome(outcome, options)
     if alone is not None and alone.manifest.ranks:
         _tell_beside(alone, outcome)
-    if outcome.manifest.ranks and then_diagnose:
-        sys.stdout.flush()
-        quiet = ["--quiet"] if is_quiet() else []
-        subprocess.run(
-            [sys.executable, "-m", "tracedoc", "diagnose", _shown(outcome.folder), *quiet], check=False
-        )
-    elif outcome.manifest.ranks:
-        say(f"next: tracedoc diagnose {shlex.quote(_shown(outcome.folder))}")
+    if outcome.manifest.ranks:
+        _then(outcome.folder, then_diagnose)
     ctx.exit(outcome.code)
+
+
+def _then(folder: Path, diagnose: bool) -> None:
+    """Diagnose a run, or say how."""
+    if not diagnose:
+        say(f"next: tracedoc diagnose {shlex.quote(_shown(folder))}")
+        return
+    sys.stdout.flush()
+    quiet = ["--quiet"] if is_quiet() else []
+    subprocess.run([sys.executable, "-m", "tracedoc", "diagnose", _shown(folder), *quiet], check=False)
 
 
 def _tell_plan(command: tuple[str, ...], options: Options, single: list[str] | None) -> None:
@@ -186,6 +214,7 @@ def _tell_plan(command: tuple[str, ...], options: Options, single: list[str] | N
 def _tell_outcome(outcome: Outcome, options: Options) -> None:
     """Say on stderr what was captured, or why nothing was."""
     from tracedoc.run.ending import how_it_ended
+    from tracedoc.run.hang import hang_limits
 
     manifest = outcome.manifest
     for entry in (*manifest.ranks, *manifest.silent):
@@ -193,6 +222,8 @@ def _tell_outcome(outcome: Outcome, options: Options) -> None:
             say(f"tracedoc: rank {entry.rank}: {entry.state}: {entry.reason}")
     if words := how_it_ended(manifest):
         say(f"tracedoc: {words}")
+    for limit in hang_limits([str(outcome.folder)], None):
+        say(f"tracedoc: {limit.message}")
     if manifest.ranks:
         count = len(manifest.ranks)
         asked = count + sum(entry.level != "" for entry in manifest.silent)

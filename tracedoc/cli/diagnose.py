@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import report_options, say, targets, write
+from tracedoc.cli.output import Target, json_text, report_options, say, send, targets, write
 from tracedoc.cli.reading import Reading, names_in, reading_options, rules_option, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
+from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
+    from tracedoc.run.hang import Standstill
 
 
 @click.command()
@@ -55,7 +58,8 @@ def diagnose(
 
     PATH is a trace (.json, .json.gz), several of them, a folder with one
     trace a rank, a URL of either (s3://, gs://, hf://, https://), or -
-    for stdin.
+    for stdin. Dumps of PyTorch's flight recorder, alone or in the folder,
+    tell which rank is missing in which collective of a job that hangs.
 
     \b
     Examples:
@@ -86,7 +90,18 @@ def diagnose(
         **reading,
         budgets=budgets or config.budgets,
     )
-    result = run_pipeline(paths, options)
+    try:
+        result = run_pipeline(paths, options)
+    except InputError:
+        # A job that hangs before it is captured leaves dumps alone.
+        from tracedoc.run.flight import dumps_at
+        from tracedoc.run.hang import read_standstill
+
+        found = dumps_at([Path(path) for path in paths])
+        if not found:
+            raise
+        write_standstill(read_standstill(found), places)
+        return
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])
     run = shlex.quote(paths[0]) if command and len(paths) == 1 else "RUN"
     write(result, places, command=command, run=run, verdicts=verdicts, top=top, redact=redact, browse=browse)
@@ -100,6 +115,21 @@ def diagnose(
         say(f"budget {words}")
     if (level and count) or missed:
         raise click.exceptions.Exit(1)
+
+
+def write_standstill(found: Standstill, places: Sequence[Target]) -> None:
+    """Write what the dumps of the flight recorder say, as text or JSON."""
+
+    def rendered(chosen: str, width: int, color: bool) -> list[str]:
+        if chosen not in ("text", "json"):
+            raise InputError(
+                "these are dumps of the flight recorder without a trace", "use -f text or -f json"
+            )
+        if chosen == "json":
+            return [json_text({"answer": found.lines, "flight_recorder": found})]
+        return ["".join(f"{line[0].upper()}{line[1:]}.\n" for line in found.lines)]
+
+    send(places, rendered, found.lines[0])
 
 
 def _missed(diagnosis: Diagnosis) -> list[str]:

@@ -182,13 +182,22 @@ def describe_device(nvml: Any, handle: Any) -> Plain:
         max_sm_clock_mhz=probe(lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, 1)),
         power_limit_w=probe(lambda: nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1000),
         power_default_w=probe(lambda: nvml.nvmlDeviceGetPowerManagementDefaultLimit(handle) / 1000),
-        pcie_generation=probe(lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
-        pcie_generation_max=probe(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
-        pcie_width=probe(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
-        pcie_width_max=probe(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
         nvlinks_active=probe(lambda: _active_links(nvml, handle)),
         fabric_cluster=cluster,
         fabric_clique=clique,
+    )
+
+
+def describe_pcie(nvml: Any, handle: Any) -> Plain:
+    """The generation and width of a GPU's PCIe link at this moment, and what the card and its slot allow.
+
+    An idle GPU lowers its link: ask while it works.
+    """
+    return known(
+        generation=probe(lambda: nvml.nvmlDeviceGetCurrPcieLinkGeneration(handle)),
+        generation_max=probe(lambda: nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
+        width=probe(lambda: nvml.nvmlDeviceGetCurrPcieLinkWidth(handle)),
+        width_max=probe(lambda: nvml.nvmlDeviceGetMaxPcieLinkWidth(handle)),
     )
 
 

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tracedoc.collector.nccl import without_ours
+from tracedoc.collector.placement import describe_cores, describe_interfaces, ranges
 from tracedoc.collector.probe import Plain, known, loaded, plain, probe
 from tracedoc.collector.variables import kept_variables
 
@@ -33,13 +35,12 @@ _PACKAGES = (
 """Their versions are recorded where the process has imported them."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
-_NODES = Path("/sys/devices/system/node")
 
 
 def describe_environment() -> Plain:
     """The surroundings of a rank, as far as they are known without starting another process."""
     return known(
-        variables=kept_variables(os.environ),
+        variables=kept_variables(without_ours(os.environ)),
         versions=versions(),
         host=describe_host(),
         threads=describe_threads(),
@@ -72,34 +73,15 @@ def describe_host() -> Plain:
         cpus=os.cpu_count(),
         cpus_allowed=len(allowed) or None,
         affinity=ranges(allowed),
-        numa_nodes=probe(_numa_nodes, allowed),
         memory_bytes=probe(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
         shared_memory_bytes=probe(lambda: _total("/dev/shm")),
         cgroup_cpus=probe(_cgroup_cpus),
         cgroup_memory_bytes=probe(_cgroup_memory),
         open_files=probe(_open_files),
+        **describe_cores(allowed, cgroup_file),
+        interfaces=probe(describe_interfaces),
         in_container=probe(lambda: Path("/.dockerenv").exists() or "KUBERNETES_SERVICE_HOST" in os.environ),
     )
-
-
-def ranges(numbers: set[int]) -> str:
-    """Return sorted numbers as ``0-7,16-23``."""
-    parts: list[list[int]] = []
-    for number in sorted(numbers):
-        if parts and number == parts[-1][1] + 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
-
-
-def numbers(text: str) -> set[int]:
-    """Return the numbers that :func:`ranges` wrote."""
-    found: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
 
 
 def _cpu_model() -> str | None:
@@ -108,15 +90,6 @@ def _cpu_model() -> str | None:
         if name.strip() == "model name":
             return value.strip()
     return None
-
-
-def _numa_nodes(allowed: set[int]) -> Plain:
-    """The number of the host's NUMA nodes, and those that the process may run on."""
-    cpus = {
-        int(node.name.removeprefix("node")): numbers((node / "cpulist").read_text())
-        for node in _NODES.glob("node[0-9]*")
-    }
-    return {"count": len(cpus), "allowed": sorted(node for node, own in cpus.items() if own & allowed)}
 
 
 def _total(path: str) -> int:
@@ -268,13 +241,14 @@ _HARDWARE_COUNTERS = (
 _INTERFACE_COUNTERS = ("rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped", "rx_errors", "tx_errors")
 _TCP_COUNTERS = ("OutSegs", "RetransSegs")
 _CPU_COUNTERS = ("nr_periods", "nr_throttled", "throttled_usec", "throttled_time", "usage_usec")
+_SWAP_COUNTERS = ("pswpin", "pswpout")
 _MEMORY_EVENTS = ("high", "max", "oom", "oom_kill")
 
 
 def read_counters() -> Counters:
     """Return the counters of this moment, by dotted name; what the host does not have is left out."""
     found: Counters = {}
-    for read in (_process, _cgroup, _network, _tcp, _infiniband):
+    for read in (_process, _disk, _cgroup, _network, _tcp, _infiniband):
         found |= probe(read) or {}
     return found
 
@@ -285,9 +259,11 @@ def difference(before: Mapping[str, int], after: Mapping[str, int]) -> Counters:
 
 
 def link_rates() -> dict[str, str]:
-    """Return the rate and layer of each InfiniBand port: ``mlx5_0/1``, ``400 Gb/sec (4X NDR) InfiniBand``."""
+    """The rate and layer of each active InfiniBand port: ``mlx5_0/1``, ``400 Gb/sec (4X NDR) InfiniBand``."""
     rates = {}
     for port in _ports():
+        if "ACTIVE" not in (probe((port / "state").read_text) or "ACTIVE"):
+            continue
         rate, layer = probe((port / "rate").read_text), probe((port / "link_layer").read_text)
         if rate:
             rates[f"{port.parent.parent.name}/{port.name}"] = (
@@ -311,6 +287,14 @@ def _process() -> Counters:
         "process.voluntary_switches": own.ru_nvcsw,
         "process.involuntary_switches": own.ru_nivcsw,
     }
+
+
+def _disk() -> Counters:
+    """What the process read from disks, and what the host swapped, in pages."""
+    io = (line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    host = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    found = {f"process.{name}": int(value) for name, value in io if name == "read_bytes"}
+    return found | {f"swap.{name}": int(value) for name, value in host if name in _SWAP_COUNTERS}
 
 
 def _cgroup() -> Counters:

@@ -24,6 +24,7 @@ from tracedoc.collector.devices import (
     DeviceSampler,
     HostCommands,
     describe_device,
+    describe_pcie,
     open_device,
 )
 from tracedoc.collector.environment import (
@@ -34,10 +35,12 @@ from tracedoc.collector.environment import (
     link_rates,
     read_counters,
 )
-from tracedoc.collector.frameworks import BatchWatch, describe, describe_compile, find_live
+from tracedoc.collector.frameworks import describe, describe_compile, find_live
+from tracedoc.collector.live.dumps import remove_dumps, write_dumps
+from tracedoc.collector.loading import LoaderWatch
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe
-from tracedoc.collector.samples import StackSamples, StackTimes, in_words, stack_of
+from tracedoc.collector.samples import StackSamples, StackTimes, ThreadTimes, in_words, stack_of
 from tracedoc.collector.steps import StepLogWriter
 
 _SCHEDULE = Path("/proc/thread-self/schedstat")
@@ -188,7 +191,7 @@ class _Watch:
         self.collections = CollectionWatch(self.log.collection if self.log else _ignore)
         # One rank of each host asks for all.
         self.host = HostCommands(COMMANDS if config.get("local_rank", 0) == 0 else {})
-        self.batches = BatchWatch()
+        self.loader = LoaderWatch()
         self.device: tuple[Any, Any] | None = None
         self.sampler: DeviceSampler | None = None
         self.counters: Counters = {}
@@ -196,7 +199,14 @@ class _Watch:
         self.armed = False
         self.core_wait: CoreWait | None = None
         self.schedule = ThreadSchedule()
-        self.samples = StackSamples()
+        self.samples = StackSamples(self._stuck)
+        self.threads = ThreadTimes()
+
+    def _stuck(self, stack: list[str] | None) -> None:
+        if stack is None:
+            remove_dumps(self.folder, self.stem)
+        else:
+            write_dumps(self.folder, self.stem, stack)
 
 
 def _ignore(generation: int, end_ns: int, length_ns: int) -> None:
@@ -238,7 +248,7 @@ def on_first_step(live: object) -> Facts:
     watch = _watch()
     if watch is None:
         return {}
-    watch.batches.begin()
+    watch.loader.begin()
     watch.device = probe(open_device)
     return known(
         framework=describe(find_live()),
@@ -256,6 +266,8 @@ def on_window_start() -> Facts:
     watch.samples.skip()
     watch.memory = describe_memory()
     watch.counters = read_counters()
+    watch.loader.open()
+    watch.threads.open()
     watch.armed, watch.core_wait = True, None
     if watch.device is not None:
         watch.sampler = DeviceSampler(*watch.device)
@@ -276,6 +288,9 @@ def on_window_end() -> Facts:
         clocks=probe(watch.sampler.end) if watch.sampler is not None else None,
         training_thread=watch.core_wait.describe() if watch.core_wait is not None else None,
         memory_before=watch.memory,
+        loader=probe(watch.loader.close),
+        threads=probe(watch.threads.close),
+        pcie=probe(describe_pcie, *watch.device) if watch.device else None,
     )
     watch.armed, watch.core_wait = False, None
     if watch.log is not None:
@@ -331,7 +346,8 @@ def _so_far(watch: _Watch) -> Facts:
         compile=probe(describe_compile, {}),
         collections=watch.collections.describe(),
         samples=watch.samples.describe(),
-        batch=watch.batches.tensors,
+        batch=watch.loader.tensors,
+        loader=watch.loader.so_far(),
         nccl=probe(read_nccl_log, os.environ, os.getpid()),
         host_tools=watch.host.answers(),
     )

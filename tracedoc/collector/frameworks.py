@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from tracedoc.collector.probe import Plain, attributes, known, loaded, plain, probe
@@ -114,11 +113,9 @@ def describe_model(live: Live) -> Plain:
 
     Elements are counted whole, also where a rank holds a part of them.
     """
-    roots = _roots(live)
-    if not roots:
+    root = largest_root(live)
+    if root is None:
         return {}
-    sizes = [(sum(numel(p) for p in root.parameters()), root) for root in roots[:MAX_OBJECTS]]
-    _, root = max(sizes, key=lambda pair: pair[0])
     parameters = list(root.parameters())
     trained = [p for p in parameters if p.requires_grad]
     dtypes: Counter[str] = Counter()
@@ -141,6 +138,12 @@ def describe_model(live: Live) -> Plain:
         gradient_checkpointing=_checkpoints(live, modules),
         lora=any(type(m).__module__.startswith("peft.tuners") for m in modules) or None,
     )
+
+
+def largest_root(live: Live) -> Any:
+    """The outermost module with most elements, ``None`` where none holds parameters."""
+    roots = _roots(live)[:MAX_OBJECTS]
+    return max(roots, key=lambda root: sum(numel(p) for p in root.parameters()), default=None)
 
 
 def _roots(live: Live) -> list[Any]:
@@ -381,62 +384,3 @@ def _describe(owner: Any, mark: str, batches: Any, sampler: Any) -> Plain:
         sampler=type(sampler).__name__,
         sampler_replicas=probe(getattr, sampler, "num_replicas"),
     )
-
-
-MAX_TENSORS = 32
-BATCH_DEPTH = 4
-
-
-class BatchWatch:
-    """Watches the next batch of any DataLoader of this process, then steps aside."""
-
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self.tensors: list[Plain] = []
-
-    def begin(self) -> None:
-        """Watch from now on; without a DataLoader in use nothing happens."""
-        home = getattr(loaded("torch.utils.data.dataloader"), "_BaseDataLoaderIter", None)
-        if home is None:
-            return
-        usual = home.__next__
-
-        def watched(iterator: Any) -> Any:
-            batch = usual(iterator)
-            if home.__next__ is watched:
-                home.__next__ = usual
-            if not self.tensors and os.getpid() == self._owner:
-                self.tensors = probe(describe_batch, batch) or []
-            return batch
-
-        home.__next__ = watched
-
-
-def describe_batch(batch: Any) -> list[Plain]:
-    """Return name, shape and dtype of each tensor in a batch: nested lists and dicts are looked into."""
-    found = []
-    for name, tensor in _tensors(batch, "", 0):
-        found.append(
-            known(
-                name=name,
-                shape=[int(length) for length in tensor.shape],
-                dtype=plain(tensor.dtype),
-                device=plain(tensor.device),
-                pinned=probe(tensor.is_pinned) or None,
-            )
-        )
-        if len(found) == MAX_TENSORS:
-            break
-    return found
-
-
-def _tensors(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
-    torch = loaded("torch")
-    if isinstance(value, torch.Tensor):
-        yield name, value
-    elif depth < BATCH_DEPTH and isinstance(value, Mapping):
-        for key in list(value)[:MAX_TENSORS]:
-            yield from _tensors(value[key], f"{name}.{key}"[:80].lstrip("."), depth + 1)
-    elif depth < BATCH_DEPTH and isinstance(value, list | tuple):
-        for number, item in enumerate(value[:MAX_TENSORS]):
-            yield from _tensors(item, f"{name}.{number}"[:80].lstrip("."), depth + 1)

@@ -10,13 +10,17 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tracedoc.collector.nccl import ask_nccl
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
 from tracedoc.collector.recorder import ForeignProfilers
 from tracedoc.collector.session import Session
 from tracedoc.collector.steps import Listener, StepClock, count_outermost
 from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, is_running, rank_stem, write_json
+
+if TYPE_CHECKING:
+    from tracedoc.collector.trial.rank import Changes, Losses, TrialSession
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -33,9 +37,20 @@ class Hook:
         self._options = options
         self._clock = StepClock()
         self._listener = Listener(self.stepped)
-        self._session: Session | None = None
+        self._session: Session | TrialSession | None = None
+        self._changes: Changes | None = None
+        self._losses: Losses | None = None
+        if options.trial:
+            from tracedoc.collector.trial.rank import Changes, Losses
+
+            self._changes, self._losses = Changes(options), Losses()
         self._foreign: ForeignProfilers | None = None
         self._off = False
+
+    def change(self, module: ModuleType) -> None:
+        """Make the changes of a trial to a module that was just imported; nothing in a capture."""
+        if self._changes is not None:
+            self._changes.imported(module)
 
     def watch_optimizers(self, module: ModuleType) -> None:
         """Count the steps of every optimizer class that will be used, where ``Optimizer`` patches it."""
@@ -48,6 +63,8 @@ class Hook:
             optimizer.profile_hook_step = staticmethod(
                 lambda step: count_outermost(patch(step), self._listener)
             )
+        if self._losses is not None:
+            self._losses.watch(sys.modules["torch.autograd"])
         self._foreign = ForeignProfilers(sys.modules["torch"], self._give_way)
         self._foreign.watch()
         if hasattr(os, "register_at_fork"):
@@ -88,7 +105,7 @@ class Hook:
                 if self._session is None:
                     self._become_rank(stepped)
                 else:
-                    leave = self._session.step()
+                    leave = self._session.step(stepped)
         except Exception as error:
             self._give_up(error)
         if leave:
@@ -101,7 +118,13 @@ class Hook:
         if self._foreign is None or not _claim(Path(self._options.folder), identity):
             self._off = True
             return
-        session = Session(torch, self._options, identity, self._foreign, self._clock)
+        session: Session | TrialSession
+        if self._changes is not None and self._losses is not None:
+            from tracedoc.collector.trial.rank import TrialSession
+
+            session = TrialSession(self._options, identity, self._clock, self._changes, self._losses)
+        else:
+            session = Session(torch, self._options, identity, self._foreign, self._clock)
         self._session = session
         atexit.register(self._at_exit)
         multiprocessing = sys.modules.get("multiprocessing.process")
@@ -154,20 +177,29 @@ def is_watching() -> bool:
     return bool(_hooks)
 
 
+def watch_here(hook: Hook, folder: str) -> None:
+    """Have a hook that the script itself made stand for a launcher's."""
+    _hooks[folder] = hook
+
+
 def imported(module: ModuleType, folder: str) -> None:
     """Take note that a watched module was imported; ``folder`` holds the options of the capture."""
     hook = _hooks.get(folder)
     if hook is None:
-        hook = _hooks[folder] = Hook(read_options(Path(folder, CONFIG_NAME)))
+        options = read_options(Path(folder, CONFIG_NAME))
+        hook = _hooks[folder] = Hook(options)
+        if options.nccl_log is None:
+            ask_nccl(os.environ)
         with contextlib.suppress(OSError):
             Path(folder, f"torch-{socket.gethostname()}-{os.getpid()}").touch()
+    hook.change(module)
     if module.__name__ == "torch.optim.optimizer":
         hook.watch_optimizers(module)
     elif module.__name__ == "torch._dynamo.decorators":
         hook.hide_from_dynamo(module)
     elif module.__name__ == "torch.distributed.elastic.multiprocessing.errors":
         hook.watch_children(module)
-    else:
+    elif module.__name__.startswith("deepspeed."):
         hook.watch_engine(module)
 
 

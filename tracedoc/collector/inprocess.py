@@ -56,12 +56,39 @@ def capture_options(folder: str | os.PathLike[str], options: Mapping[str, Any]) 
     return Options(folder=str(Path(folder).resolve()), run=uuid.uuid4().hex, **options)
 
 
+def live(folder: str | os.PathLike[str] | None = None, *, port: int | None = None) -> None:
+    """Have this process take requests for captures while it trains; call it before an optimizer is made.
+
+    Under ``tracedoc collect`` a ``folder`` changes nothing. Without the launcher it is the run directory,
+    nothing is captured at first, and ``tracedoc collect --again FOLDER`` asks. With ``port`` PyTorch's debug
+    server is started too, which has no protection and listens on every network of this host.
+
+    Raises :class:`InputError` where the folder cannot be made, and where it is missing without the launcher.
+    """
+    from tracedoc.collector import hook
+    from tracedoc.run.request import VARIABLE
+
+    os.environ[VARIABLE] = "1"
+    if port is not None:
+        sys.stderr.write(f"tracedoc: the debug server on port {port} has no protection: close it to others\n")
+        import_module("torch.distributed.debug").start_debug_server(port=port)
+    if hook.is_watching():
+        return
+    if folder is None:
+        raise InputError("live needs a folder outside of `tracedoc collect`", 'tracedoc.live("runs/a")')
+    capture = collect(folder, ranks="none", source_step=False)
+    watching = hook.Hook(capture.options)
+    hook.watch_here(watching, capture.options.folder)
+    _remove_old_files(capture.options, str(hook.identify(import_module("torch"), capture.options)["stem"]))
+    watching.watch_optimizers(import_module("torch.optim.optimizer"))
+
+
 class Capture:
     """A capture in this process, driven by :meth:`step`; under ``tracedoc collect`` it does nothing."""
 
     def __init__(self, options: Options) -> None:
         self.folder = Path(options.folder)
-        self._options = options
+        self.options = options
         self._session: Session | None = None
         self._entered = False
 
@@ -87,7 +114,7 @@ class Capture:
             if self._session is not None:
                 self._session.step()
             else:
-                self._session = _begin(self._options, stepped)
+                self._session = _begin(self.options, stepped)
                 self._entered = self._session is not None
         except Exception as failure:
             # The border with the user's process: an error of ours ends the capture, not the training.

@@ -1,7 +1,7 @@
 """Read what NCCL or RCCL says at its start: which links it chose between which ranks, and why.
 
-The lines are those that ``NCCL_DEBUG=INFO`` with the subsystems INIT, GRAPH and ENV writes. Lines that are
-not known are passed over: their words differ between versions.
+The lines are those that ``NCCL_DEBUG=INFO`` with the subsystems INIT, GRAPH, ENV and NET writes. Lines that
+are not known are passed over: their words differ between versions.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import glob
 import os
 import re
 import socket
+import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
 
-from tracedoc.collector.probe import Plain, known
+from tracedoc.collector.probe import Plain, known, probe
+from tracedoc.collector.variables import WITHHELD, looks_secret, names_secret
 
 MAX_LOG_BYTES = 8 * 1024 * 1024
 """At most this much of a log is read: its start lists the links."""
@@ -41,6 +43,42 @@ _NVLS = re.compile(r"NCCL INFO NVLS multicast support is (not )?available")
 _CHUNK = re.compile(r"NCCL INFO P2P Chunksize set to (\d+)")
 _SETTING = re.compile(r"NCCL INFO ((?:NCCL|RCCL)_[A-Z0-9_]+) set (?:by environment )?to ([\w.,:^=+-]{1,80})")
 _WARNING = re.compile(r"NCCL WARN (.+)")
+# What NCCL only notes, and what still explains its choice.
+_NOTICE = re.compile(
+    r"NCCL INFO ((?:NET/IB : No device found|Failed to open libibverbs|P2P is disabled between|"
+    r"Could not enable P2P|NET/\w+ : GPU Direct RDMA Disabled).*)"
+)
+
+
+_DEBUG, _FILE = "NCCL_DEBUG", "NCCL_DEBUG_FILE"
+_LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+_PASSING = ".tracedoc-nccl."
+"""How the names of logs begin that are read and not kept."""
+
+
+def debugging(file: Path) -> dict[str, str]:
+    """The variables that have NCCL write what it chooses at its start to a file."""
+    return {_DEBUG: "INFO", "NCCL_DEBUG_SUBSYS": "INIT,GRAPH,ENV,NET", _FILE: str(file)}
+
+
+def ask_nccl(environment: MutableMapping[str, str]) -> None:
+    """Have NCCL write a log that :func:`read_nccl_log` removes, in the first rank of a node.
+
+    It must not have begun. Nothing is done where the user has it write, by a variable or a file of NCCL's.
+    """
+    local = next((environment[name] for name in _LOCAL_RANKS if name in environment), "")
+    if local != "0" or any(name.startswith(_DEBUG) for name in environment):
+        return
+    for file in (environment.get("NCCL_CONF_FILE", ""), "~/.nccl.conf", "/etc/nccl.conf"):
+        if file and _DEBUG in (probe(Path(file).expanduser().read_text) or ""):
+            return
+    environment.update(debugging(Path(tempfile.gettempdir(), f"{_PASSING}%h.%p.log")))
+
+
+def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment as the user gave it: without what :func:`ask_nccl` has set."""
+    ours = Path(environment.get(_FILE, "")).name.startswith(_PASSING)
+    return {name: value for name, value in environment.items() if not (ours and name.startswith(_DEBUG))}
 
 
 def read_nccl_log(environment: Mapping[str, str], pid: int) -> Plain:
@@ -51,6 +89,9 @@ def read_nccl_log(environment: Mapping[str, str], pid: int) -> Plain:
     for path in log_files(pattern, pid):
         with open(path, encoding="utf-8", errors="replace") as file:
             found = summarise_log(file.read(MAX_LOG_BYTES).splitlines())
+        if os.path.basename(path).startswith(_PASSING):
+            os.unlink(path)
+            return found
         if found:
             return {"file": os.path.basename(path), **found}
     return {}
@@ -149,9 +190,12 @@ class _Seen:
         elif match := _CHUNK.search(line):
             self.chunk = int(match[1])
         elif match := _SETTING.search(line):
-            self.settings[match[1]] = match[2].rstrip(".")
-        elif (match := _WARNING.search(line)) and len(self.warnings) < MAX_WARNINGS:
-            self.warnings.append(match[1].strip()[:200])
+            secret = names_secret(match[1]) or looks_secret(match[2])
+            self.settings[match[1]] = WITHHELD if secret else match[2].rstrip(".")
+        elif (match := _WARNING.search(line)) or (match := _NOTICE.search(line)):
+            text = match[1].strip()[:200]
+            if len(self.warnings) < MAX_WARNINGS and text not in self.warnings and not looks_secret(text):
+                self.warnings.append(text)
         return match is not None
 
 

@@ -17,7 +17,11 @@ class Options:
 
     ``wait`` steps pass unwatched, ``warmup`` steps with the profiler armed; then ``active`` steps are
     recorded, and one more, because the last step's end on the GPU is the next one's beginning.
-    ``max_seconds`` bounds recording and writing each, ``max_mb`` the trace of a rank before compression.
+    ``nccl_log`` keeps what NCCL says of all ranks; ``None`` reads that of the first rank of each node, and
+    keeps no file. ``max_seconds`` bounds recording and writing each, ``max_mb`` the trace of a rank before
+    compression.
+    A ``trial`` records nothing: ``wait`` steps pass, ``active`` ones are timed with ``changes`` made to the
+    job.
     """
 
     folder: str
@@ -31,9 +35,11 @@ class Options:
     record_shapes: bool = True
     with_stack: bool = False
     profile_memory: bool = False
-    nccl_log: bool = False
+    nccl_log: bool | None = None
     exit_after_capture: bool = False
     source_step: bool = True
+    trial: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def start(self) -> int:
@@ -59,9 +65,14 @@ def read_options(path: Path) -> Options:
 
 
 def listed_ranks(text: str) -> frozenset[int] | None:
-    """Return the ranks of ``0,4-7``, ``None`` for ``all`` and ``auto``; raises ``ValueError`` otherwise."""
+    """Return the ranks of ``0,4-7``, none for ``none``, and ``None`` for ``all`` and ``auto``.
+
+    Raises ``ValueError`` for anything else.
+    """
     if text in ("all", "auto"):
         return None
+    if text == "none":
+        return frozenset()
     ranks: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import median
 from types import CodeType, FrameType
 
@@ -20,14 +20,59 @@ LEAST_NS = 20_000_000
 STEPS_FOR_USUAL = 4
 """Of so many steps the median is the usual one."""
 
+STUCK_NS = 30_000_000_000
+STUCK = 10
+"""A step hangs that takes so long and ten times the usual one."""
+
 KEPT_STACKS = 32
 KEPT_FRAMES = 60
 GROWS = 1.25
 """From one sample of a step to the next it takes this much longer, so that a long one has few."""
 
 _OURS = os.path.dirname(__file__)
+_AROUND = frozenset({"counted", "watched", "watched_start"})
+"""Functions of the collector around the job's own: all optimizers and data loaders run in one."""
+
+OWN_THREADS = "tracedoc-"
+_TASKS = "/proc/self/task/{}/schedstat"
+MAX_THREADS = 64
 
 Stack = tuple[tuple[CodeType, int], ...]
+
+
+def ran_ns(thread: threading.Thread) -> int:
+    """The ns for which a thread of this process has run, by the Linux scheduler; 0 where nobody counts it."""
+    try:
+        with open(_TASKS.format(thread.native_id), encoding="ascii") as file:
+            return int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def other_threads(training: int) -> list[threading.Thread]:
+    """The Python threads of this process beside the one that trains, without the collector's own."""
+    found = (one for one in threading.enumerate() if one.ident != training)
+    return [one for one in found if not one.name.startswith(OWN_THREADS)][:MAX_THREADS]
+
+
+class ThreadTimes:
+    """For how long Python threads beside the one that trains ran in a window."""
+
+    def __init__(self) -> None:
+        self._training = threading.get_ident()
+        self._before: dict[threading.Thread, int] = {}
+
+    def open(self) -> None:
+        """Begin to count."""
+        self._before = {one: ran_ns(one) for one in other_threads(self._training)}
+
+    def close(self) -> dict[str, int]:
+        """The us for which each thread ran since :meth:`open`, by its name."""
+        found: Counter[str] = Counter()
+        for one in other_threads(self._training):
+            found[one.name[:80]] += (ran_ns(one) - self._before.get(one, 0)) // 1000
+        self._before = {}
+        return {name: us for name, us in found.most_common() if us > 0}
 
 
 class StackTimes:
@@ -49,14 +94,18 @@ class StackTimes:
 
 
 class StackSamples:
-    """The stacks of one thread in long steps, each with the time for which it stands."""
+    """The stacks of one thread in long steps, each with the time for which it stands.
 
-    def __init__(self) -> None:
+    ``on_stuck`` gets the stack of a step that hangs, and ``None`` when it ends after all.
+    """
+
+    def __init__(self, on_stuck: Callable[[list[str] | None], None] = lambda stack: None) -> None:
+        self._on_stuck = on_stuck
         self._thread = threading.get_ident()
         self._lengths: deque[int] = deque(maxlen=9)
         self._began_ns, self._steps, self._slow = 0, 0, 0
         self._ended = threading.Event()
-        self._stacks = StackTimes()
+        self._stacks, self._beside = StackTimes(), StackTimes()
         self._loop: Stack = ()
 
     def begin(self) -> None:
@@ -83,7 +132,7 @@ class StackSamples:
     def describe(self) -> Plain | None:
         """The stacks of ``long`` of ``steps``, most time first, and the functions around every step.
 
-        ``None`` where no step was long.
+        ``beside`` are those of other threads, by the time that they ran. ``None`` where no step was long.
         """
         stacks = self._stacks.most()
         if not stacks:
@@ -93,6 +142,7 @@ class StackSamples:
             "long": self._slow,
             "loop": _words(self._loop),
             "stacks": in_words(stacks),
+            "beside": in_words(self._beside.most()),
         }
 
     def _watch(self) -> None:
@@ -101,6 +151,8 @@ class StackSamples:
             began, number, lengths = self._began_ns, self._steps, list(self._lengths)
             if not began or len(lengths) < STEPS_FOR_USUAL:
                 due_ns = LEAST_NS
+                if began and time.perf_counter_ns() - began > STUCK_NS:
+                    self._hold(number)
                 continue
             usual = int(median(lengths))
             due_ns = began + max(int(LONG * usual), usual + LEAST_NS) - time.perf_counter_ns()
@@ -112,30 +164,66 @@ class StackSamples:
         """Take samples until the step ends; each stands for the time since the one before."""
         last = time.perf_counter_ns() - pause_ns
         self._slow += 1
+        began, told = self._began_ns, False
+        ran = {one: ran_ns(one) for one in other_threads(self._thread)}
         while self._steps == number and self._began_ns and not self._ended.wait(pause_ns / 1e9):
-            frame = sys._current_frames().get(self._thread)
+            frames = sys._current_frames()
             now = time.perf_counter_ns()
-            stack = stack_of(frame)
-            del frame
+            stack = stack_of(frames.get(self._thread))
+            beside = {
+                one: (stack_of(frames.get(one.ident or 0)), ran_ns(one))
+                for one in other_threads(self._thread)
+            }
+            del frames
             if self._steps == number:
                 self._stacks.add(stack, now - last)
-            last, pause_ns = now, int(pause_ns * GROWS)
+                for one, (of_thread, ns) in beside.items():
+                    if ns > ran.get(one, ns):
+                        self._beside.add(of_thread, ns - ran[one])
+            ran = {one: ns for one, (_, ns) in beside.items()}
+            last, pause_ns = now, min(int(pause_ns * GROWS), STUCK_NS // 2)
+            if not told and began and now - began > max(STUCK_NS, STUCK * int(median(self._lengths))):
+                told = True
+                self._on_stuck(script_frames(self._thread))
+        if told and not self._ended.is_set():
+            self._on_stuck(None)
+
+    def _hold(self, number: int) -> None:
+        """Tell that one of the first steps hangs, and wait for its end."""
+        self._on_stuck(script_frames(self._thread))
+        while self._steps == number:
+            if self._ended.wait(1.0):
+                return
+        self._on_stuck(None)
 
 
 def stack_of(frame: FrameType | None, *, ours: bool = False) -> Stack:
     """The frames from the innermost outwards without the collector's.
 
-    Nothing where the collector itself is at work, unless ``ours`` is asked for; all optimizers run in its
-    ``counted``.
+    Nothing where the collector itself is at work, unless ``ours`` is asked for.
     """
     found: list[tuple[CodeType, int]] = []
     while frame is not None and len(found) < KEPT_FRAMES:
         if not frame.f_code.co_filename.startswith(_OURS):
             found.append((frame.f_code, frame.f_lineno))
-        elif not ours and frame.f_code.co_name != "counted":
+        elif not ours and frame.f_code.co_name not in _AROUND:
             return ()
         frame = frame.f_back
     return tuple(found)
+
+
+def _is_installed(file: str) -> bool:
+    ours = (os.path.dirname(os.__file__), sys.prefix, "<frozen")
+    return file.startswith(ours) or "site-packages" in file or "dist-packages" in file
+
+
+def script_frames(thread: int) -> list[str]:
+    """The frames of a thread that are of the script's own code, from the innermost outwards; else all."""
+    frame = sys._current_frames().get(thread)
+    stack = stack_of(frame)
+    del frame
+    own = tuple(one for one in stack if not _is_installed(one[0].co_filename))
+    return _words(own or stack)
 
 
 def in_words(stacks: Iterable[tuple[Stack, int]]) -> list[Plain]:

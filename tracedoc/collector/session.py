@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tracedoc.collector import evidence
-from tracedoc.collector.options import Options
+from tracedoc.collector.live.requests import RequestWatch
+from tracedoc.collector.options import Options, level_of
 from tracedoc.collector.recorder import (
     ForeignProfilers,
     Recorder,
@@ -34,9 +36,14 @@ from tracedoc.run.manifest import (
     timestamp,
     write_json,
 )
+from tracedoc.run.request import VARIABLE, Request
 
 _BEFORE, _OPEN, _CLOSING, _AFTER, _DONE = range(5)
 """Where a capture stands: not begun, armed or recording, trace on its way, steps still timed, all done."""
+
+
+_OF_ONE_CAPTURE = frozenset(("file", "bytes", "json_bytes", "source", "window", "evidence_errors", "live"))
+"""What a rank's part says of one capture, not of the job."""
 
 
 class Session:
@@ -82,6 +89,9 @@ class Session:
         self._tells_steps = True
         self.count = 0
         self._last_ns = 0
+        self._requests: RequestWatch | None = None
+        self._again: Request | None = None
+        self._home: tuple[dict[str, Any], Path] | None = None
 
     # The life of a rank.
 
@@ -97,12 +107,17 @@ class Session:
             config[name] = self.part[name]
         self._ask(evidence.on_start, config)
         self._ask(evidence.on_first_step, stepped)
+        if os.environ.get(VARIABLE, "0") not in ("", "0"):
+            self.take_requests()
         self.write_part()
         self._advance(0)
         self._last_ns = time.perf_counter_ns()
 
-    def step(self) -> bool:
-        """Count a step that just ended; return whether the job is to end here (``--exit-after-capture``)."""
+    def step(self, stepped: object = None) -> bool:
+        """Count a step that just ended; return whether the job is to end here (``--exit-after-capture``).
+
+        Whoever ``stepped`` is the same to a capture.
+        """
         now_ns = time.perf_counter_ns()
         elapsed_ns = now_ns - self._last_ns
         self.count += 1
@@ -125,6 +140,8 @@ class Session:
                 self._end_source()
             elif self.count == self._source_at:
                 self._begin_source()
+            elif self._again is not None and self.count > self._source_at:
+                self._plan_again(self._again)
         elif phase == _CLOSING and not self._is_writing():
             # From the next step on: this one still had the writer beside it.
             self._phase = _AFTER
@@ -133,6 +150,13 @@ class Session:
             self._tell_step()
         self._last_ns = now_ns if self._phase == phase == _BEFORE else time.perf_counter_ns()
         return self._options.exit_after_capture and self.count >= self._leave_at
+
+    def take_requests(self) -> None:
+        """Watch for requests for another capture from now on."""
+        if self._requests is None:
+            self.part["live"] = True
+            self._requests = RequestWatch(self._folder, self._stem, self._asked)
+            self._requests.begin()
 
     @property
     def is_over(self) -> bool:
@@ -158,8 +182,16 @@ class Session:
             self._writing_source.wait()
         self._end_watch()
         self._ask(evidence.on_exit)
+        if self._requests is not None:
+            self._requests.end()
         self.part.update(ended=timestamp(), end=reason)
         self.write_part()
+        if self._home is not None:
+            part, self._folder = self._home
+            self.part = {**part, "ended": self.part["ended"], "end": reason}
+            with contextlib.suppress(OSError):
+                part["steps"]["total"] = self.count
+                write_json(self._folder / f"{self._stem}{PART_SUFFIX}", self.part)
 
     def interrupt(self, reason: str) -> None:
         """End the capture with what it holds, from any thread: a signal came, or time is up."""
@@ -290,6 +322,31 @@ class Session:
             while self._start <= self.count:
                 self._start += self._options.cycle
             self.part["state"] = WAITING
+        self.write_part()
+
+    # Another capture, where one is asked for.
+
+    def _asked(self, request: Request) -> None:
+        self._again = request
+
+    def _plan_again(self, request: Request) -> None:
+        """Begin anew with a capture into a folder of its own; all ranks at one step where they can."""
+        self._again = None
+        run = self.part if self._home is None else self._home[0]
+        folder = self._folder if self._home is None else self._home[1]
+        self._home = (run, folder)
+        self._folder = folder / request.folder
+        self._start = common_step(request.at, self.count + 1) if self.count >= request.at else request.at
+        everyone = replace(self._options, ranks="auto", warmup=request.warmup, active=request.active)
+        self._options = replace(everyone, wait=self._start, folder=str(self._folder))
+        rank = run["rank"]
+        self._level = level_of(everyone, rank, run["world_size"], rank)
+        self.part = {name: value for name, value in run.items() if name not in _OF_ONE_CAPTURE}
+        self.part.update(state=WAITING, reason="", level=self._level, run=f"{run['run']}-{request.number}")
+        self._times, self._writer, self._writing_source, self._source_at = StepTimes(), None, None, 0
+        self._first = self._recorded = 0
+        self._stop_asked = ""
+        self._phase = _BEFORE
         self.write_part()
 
     # The end of a capture.

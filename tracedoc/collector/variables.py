@@ -39,6 +39,8 @@ def looks_secret(value: str) -> bool:
 
 NAMES = frozenset(
     {
+        "AMD_SERIALIZE_COPY",
+        "AMD_SERIALIZE_KERNEL",
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "CUDA_DEVICE_ORDER",
         "CUDA_LAUNCH_BLOCKING",

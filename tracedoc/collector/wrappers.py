@@ -86,10 +86,12 @@ def _dtypes(policy: Any) -> Plain:
 
 
 def describe_fsdp1(modules: list[Any]) -> Plain:
-    """Return the settings and units of FullyShardedDataParallel (FSDP1), in order of their wrapping."""
+    """Return the settings and units of FullyShardedDataParallel (FSDP1), in the order of the model."""
     if not modules:
         return {}
     root = next((m for m in modules if probe(getattr, m, "_is_root")), modules[0])
+    place = {id(module): number for number, module in enumerate(root.modules())}
+    modules = sorted(modules, key=lambda module: place.get(id(module), len(place)))
     settings = attributes(
         root,
         "sharding_strategy",

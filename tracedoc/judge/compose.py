@@ -137,7 +137,10 @@ def _with_path(detail: Detail, run: RunView) -> Detail:
 
 
 def _failure(limits: tuple[Limit, ...], run: RunView) -> str:
-    """The words before all else: that files are cut off, that the job failed, or that a rank ended early."""
+    """The words before all else: that the job hangs or failed, files are cut off, or a rank ended early."""
+    hung = next((limit.message for limit in limits if limit.code == "job-hung"), "")
+    if hung:
+        return f"The job hung: {hung}. "
     cut = [digest.rank for digest in run.digests if digest.truncated]
     missing = next((limit.message for limit in limits if limit.code == "rank-left-out"), "")
     if missing:

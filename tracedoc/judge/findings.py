@@ -35,6 +35,9 @@ CRITICAL_SHARE = 0.15
 WARNING_SHARE = 0.05
 """A finding is critical or a warning from this share of the step on."""
 
+SEEN = 0.01
+"""What a rule measured of a cause is told from this share of the step on."""
+
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
 
 
@@ -143,8 +146,24 @@ def _said(rule: Rule, key: str | None, measurements: Measurements) -> tuple[dict
 
 def fixes_of(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> tuple[Fix, ...]:
     """The fixes of a rule for a cause that it does not tell itself, of the first of some ranks."""
-    key = str(ranks[0]) if rule.scope == "rank" and ranks else None
-    return _fixes(rule, *_said(rule, key, measurements))
+    return _fixes(rule, *_said(rule, _first(rule, ranks, measurements), measurements))
+
+
+def seen_of(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> str:
+    """The message of a rule for a cause that it does not tell itself; "" where it has seen nothing of it."""
+    key = _first(rule, ranks, measurements)
+    values, units = _said(rule, key, measurements)
+    size = values.get(rule.gain.fact) if rule.gain is not None else None
+    step = values[step_ms.name]
+    if not isinstance(size, float) or not isinstance(step, float) or size < SEEN * step:
+        return ""
+    return fill(rule.message, values, units) if is_known(rule.message, values) else ""
+
+
+def _first(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> str | None:
+    """The rank that a rule speaks of: the first of ``ranks``, else of all; ``None`` for one of the run."""
+    of = ranks or measurements.ranks
+    return str(of[0]) if rule.scope == "rank" and of else None
 
 
 def _fixes(rule: Rule, values: Mapping[str, Value], units: Mapping[str, str]) -> tuple[Fix, ...]:

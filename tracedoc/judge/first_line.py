@@ -19,8 +19,8 @@ from tracedoc.judge.without_warning import (
     lowered,
     number,
 )
-from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep, as_runs_differ
+from tracedoc.ledger import Ledger, alone_words
+from tracedoc.predicted import SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
@@ -34,12 +34,6 @@ NAMED_FINDINGS = 2
 
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
-
-SAME_STEP = 0.02
-"""The mean captured step is named where it differs from the analysed one by more than this share."""
-
-SAME_SAMPLES = " for the same samples"
-"""Behind the step of a fix that changes the batch."""
 
 MOSTLY_QUEUED = 0.30
 """With more idle time than this behind work that was launched, kernels are missing, and no cause is named."""
@@ -133,8 +127,8 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
     if costs and first:
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-    if costs and not first and gain is not None and gain.likely_ms is not None:
-        costs += ", none of it if mended alone" if gain.likely_ms < SAME_STEP * step else ""
+    alone = alone_words(finding.cost_ms, finding.alone_ms) if finding.cost_ms is not None else ""
+    costs += alone and f"; {alone}"
     name = finding.title.partition(": ")[0] + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
     return f"{told}{_place(measurements, finding)}."

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import Judgement, fixes_of, severity_by_share
+from tracedoc.judge.findings import WARNING_SHARE, Judgement, fixes_of, seen_of, severity_by_share
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import before_full_stop
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range, cost_of
-from tracedoc.predicted import as_runs_differ
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
+from tracedoc.predicted import LEAST_SHARE, as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
@@ -228,7 +228,9 @@ def concluded(
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
         unsettled = warm_up or (measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS)
-        if cause.share_ms >= WORTH * ledger.step_ms and cause.id not in known and not unsettled:
+        # What saves nothing alone is told where its partner's share makes it a warning.
+        least = WORTH if cause.alone_ms[1] >= LEAST_SHARE * ledger.step_ms else WARNING_SHARE
+        if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:
             claimed.told[cause.id] = [cause.id]
             share = 0.0 if cause.id in INHERENT else cause.share_ms
             priced.append(_Priced(_plain(cause, ledger, measurements, judgement), share, plain=True))
@@ -301,7 +303,7 @@ def _heard(
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     likely = gain.likely_ms if gain is not None else None
-    kept = replace(finding, severity=severity, gain=gain, cost_ms=cost_of(share, likely or 0.0))
+    kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
     kept = _on_every_rank(kept, mine, measurements)
     kept = replace(kept, message=kept.message + _hidden(mine, measurements))
     return _Priced(kept, 0.0 if all(one.id in INHERENT for one in mine) else share, claim.conditions)
@@ -440,21 +442,22 @@ def _of_causes(alone_ms: Range, assumptions: tuple[str, ...] = ()) -> Gain:
 
 
 def _hidden(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
-    """What is said of the largest cause where another hides it, which is none of these: what both give."""
+    """What is said of causes the largest of which another hides, which is none of these: what all give."""
     largest = max(causes, key=lambda one: one.share_ms, default=None)
-    if largest is None or not largest.partner or largest.partner in {one.id for one in causes}:
+    mine = tuple(one.id for one in causes)
+    if largest is None or not largest.partner or largest.partner in mine:
         return ""
-    both = alone_of(measurements.run, (largest.id, largest.partner))
+    both = alone_of(measurements.run, (*mine, largest.partner))
     if both is None:
         return ""
-    partner = CAUSE_WORDS.get(largest.partner, largest.partner)
-    alone = largest.alone_ms[1]
+    alone = _alone_ms(causes, measurements)[1]
     if both[1] - alone < MORE * largest.share_ms:
         return ""
+    partner = CAUSE_WORDS.get(largest.partner, largest.partner)
     saves = format_ms(alone) if alone > 0 else "nothing"
     return (
-        f" Another limit takes about as long at the same time ({partner}): mending only this saves {saves},"
-        f" mending both {format_ms(both[1])}."
+        f" Another limit takes about as long at the same time ({partner}): removing only this saves {saves},"
+        f" both {format_ms(both[1])}."
     )
 
 
@@ -469,6 +472,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
     unfit = {one.rule_id for one in judgement.verdicts if one.outcome == "not_applicable"}
     standing = [one for one in judgement.rules.values() if cause.id in one.stands_for]
     rule = min(standing, key=lambda one: one.id in unfit, default=None)
+    shown = seen_of(rule, cause.ranks, measurements) if rule else ""
     gain = _of_causes(alone)
     if measurements.run.left_out and cause.id.partition(".")[0] in AWAITED:
         gain = Gain(0.0, gain.high_ms, "ceiling", ("none of it is waiting for the rank that is left out",))
@@ -478,7 +482,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
         severity=_severity(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
         confidence=confidence,
         title=words,
-        message=f"{words}{f' ({where})' if where else ''}.{_hidden((cause,), measurements)}",
+        message=(shown or f"{words}{f' ({where})' if where else ''}.") + _hidden((cause,), measurements),
         why=rule.why if rule else "",
         topic=TOPIC_OF_FAMILY[cause.id.partition(".")[0]],
         ranks=cause.ranks or measurements.ranks,
@@ -487,5 +491,6 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
         gain=gain,
         fixes=fixes_of(rule, cause.ranks, measurements) if rule else (),
         says=where,
-        cost_ms=cost_of(cause.share_ms, alone[1]),
+        cost_ms=cause.share_ms,
+        alone_ms=alone[1],
     )

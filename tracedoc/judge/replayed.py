@@ -19,7 +19,7 @@ from tracedoc.judge.fixes import (
 )
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
-from tracedoc.ledger import Ledger, Range, cost_of
+from tracedoc.ledger import SHARED_ABOVE, Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
@@ -91,19 +91,19 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
 def _priced(finding: Finding, run: RunInfo) -> Finding:
     """The finding with the gain of the fix that stands first, where that was played and helps.
 
-    At most it is what the causes cost, which is at least what the fix gives. A larger batch is counted per
-    unit of today's work, which the causes do not bound.
+    At most it is what the causes cost; what they cost is not told where the fix gives more. A larger batch is
+    counted per unit of today's work, which the causes do not bound.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
     if first is None or first.predicted is None or saves_nothing(first):
         return finding
     low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
-    cost = finding.cost_ms
+    more = False
     if not changes_training(first):
         high = max(high, finding.gain.high_ms if finding.gain is not None else 0.0)
-        cost = None if cost is None else cost_of(cost, likely)
+        more = likely > SHARED_ABOVE * max(finding.cost_ms or 0.0, finding.alone_ms or 0.0)
     gain = Gain(low, high, "replay", first.predicted.assumptions, likely)
-    return replace(finding, gain=gain, cost_ms=cost)
+    return replace(finding, gain=gain, cost_ms=None if more else finding.cost_ms)
 
 
 def _predictions(

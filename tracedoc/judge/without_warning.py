@@ -49,8 +49,9 @@ def cost_words(finding: Finding) -> str:
     """What a finding costs the step: ``11 ms``, ``up to 31 ms`` of a bound; "" where that is not known."""
     if finding.cost_ms is not None:
         return format_ms(finding.cost_ms)
-    bound = gain_ms(finding)
-    return f"up to {format_ms(bound)}" if bound > 0 else ""
+    likely = finding.gain is not None and finding.gain.likely_ms is not None
+    size = gain_ms(finding)
+    return f"{'about' if likely else 'up to'} {format_ms(size)}" if size > 0 else ""
 
 
 def idle_on_cpu(measurements: Measurements, step: float) -> str:
@@ -81,7 +82,13 @@ def healthy(
     if is_compute_bound(measurements, step):
         return compute_bound(measurements, run, step) + (f" {costs}" if costs else "")
     fills = f"Compute fills {format_percent(compute / step)} of the {format_ms(step)} step"
-    return f"{fills}. {costs}" if costs else f"{fills}; no cause costs {format_percent(WORTH)} of it."
+    if costs:
+        return f"{fills}. {costs}"
+    if ledger is not None and ledger.step_ms:
+        return f"{fills}; no cause costs {format_percent(WORTH)} of it."
+    exposed = number(measurements, exposed_comm_ms) or 0.0
+    beside = f", exposed communication {format_percent(exposed / step)}" if exposed >= WORTH * step else ""
+    return f"{fills}{beside}; no cause is known."
 
 
 def _nothing_on_cpu(step: float) -> str:

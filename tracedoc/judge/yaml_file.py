@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
@@ -110,7 +111,7 @@ class Document:
         return self._read(node, parts[0], what)
 
     def _struct(self, node: yaml.Node, kind: type[msgspec.Struct], what: str) -> dict[str, Any]:
-        known = {field.encode_name: field for field in msgspec.structs.fields(kind)}
+        known = _fields(kind)
         values = self._mapping(node, what)
         for key in values:
             if key not in known:
@@ -201,6 +202,12 @@ class Document:
         if written and node.tag != _TEXT_TAG:  # not a number that others read alike: .nan, 0x10, 1_000
             self._fail(node, f"{what} must be a number")
         return self._text(node, what)
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """The fields of a struct by their names in a file."""
+    return {field.encode_name: field for field in msgspec.structs.fields(kind)}
 
 
 def _compose(path: Path) -> yaml.Node:

@@ -53,6 +53,8 @@ def logit_bytes(question: Question, layout: Layout) -> float:
     c = PRECISIONS[training.precision].compute
     if training.loss == "fused":
         return 2.0 * c
+    if layout.family == "megatron" and training.loss == "eager":
+        return 4.0 + c  # in place: an fp32 copy of the logits, which becomes softmax and gradient
     # Without a loss in fp32: as computed, log-softmax, and its gradient. Autocast computes losses in fp32.
     wide = model.fp32_loss or residual_bytes(question, layout) > c
     each = EAGER_LOGIT_BYTES if wide else 3 * c
@@ -69,6 +71,7 @@ def cached_logit_bytes(question: Question, layout: Layout) -> int:
     c = PRECISIONS[question.training.precision].compute
     wide = question.model.fp32_loss or residual_bytes(question, layout) > c
     eager = question.training.loss == "eager" and question.model.has_logits and question.model.step is None
+    eager = eager and layout.family != "megatron"
     return c if eager and wide and c < 4 else 0
 
 
@@ -156,11 +159,22 @@ def _mlp_bytes(question: Question, layout: Layout) -> float:
     frozen = bool(question.frozen) and not adapted
     # With one norm for both, the MLP sees what attention saw.
     inputs = 0 if frozen or model.norms == 1 else c * (2 if wide and model.gated else 1)
-    inputs += 2 * c * model.experts_met  # each expert's tokens are picked, and its results put back
     # The last of them is the input of a matrix, and not kept if that is frozen.
     tensors = model.mlp_tensors - (1 if frozen and model.mlp_tensors > 1 else 0)
     dropped = c + 1 if model.mlp_dropout else 0  # the result, and a mask
-    return inputs * model.hidden + (tensors * c + dropped) * model.mlp_width
+    # With experts all but that of shared ones is as often there as tokens are routed.
+    padded = question.routed / model.experts_met if model.experts_met else 1.0
+    of_width = (tensors * c + dropped) * model.mlp_width * padded
+    return inputs * model.hidden + of_width + routed_bytes(question, layout)
+
+
+def routed_bytes(question: Question, layout: Layout) -> float:
+    """The bytes a block keeps for a token as it is picked for its experts, and their results are put back.
+
+    Megatron weighs what goes into an expert's last matrix, and keeps no result (arXiv 2603.07685, 4.1).
+    """
+    copies = 1 if layout.family == "megatron" else 2
+    return copies * PRECISIONS[question.training.precision].compute * question.routed * question.model.hidden
 
 
 def outside_activations(question: Question, layout: Layout) -> float:

@@ -337,6 +337,7 @@ def as_run(layout: Layout, request: PlanRequest) -> Layout:
         overlaps=request.overlaps,
         context_by=request.context_by,
         sequence_parallel=request.sequence_parallel,
+        flex=request.flex,
     )
     inside = request.cluster.inside
     slow = request.overlaps is None and inside is not None and inside.gbps < OVERLAPPING_GBPS

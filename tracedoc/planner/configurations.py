@@ -55,7 +55,7 @@ def configurations_of(question: Question, chosen: Candidate) -> tuple[Configurat
         return configurations(question, chosen.strategy, checkpointing=chosen.checkpointing)
     if layout.family == "torchtitan":
         text = torchtitan_toml(question, layout, checkpointing=chosen.checkpointing)
-        title = f"torchtitan ({TOML_NAME}), beside your [model], [optimizer] and data"
+        title = f"torchtitan 0.2 ({TOML_NAME}), beside your [model], [optimizer] and data"
         return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question, layout)),)
     text = megatron_arguments(question, layout, checkpointing=chosen.checkpointing)
     title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your model, data and learning rate"
@@ -434,7 +434,11 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
     elif layout.chunks > 1:
         words.append(f"--num-virtual-stages-per-pipeline-rank {layout.chunks}")
     if model.experts_met:
-        words += [f"--expert-model-parallel-size {layout.expert}", "--moe-token-dispatcher-type alltoall"]
+        words.append(f"--expert-model-parallel-size {layout.expert}")
+        words.append(f"--moe-token-dispatcher-type {'flex' if layout.flex else 'alltoall'}")
+        if training.capacity:
+            words.append(f"--moe-expert-capacity-factor {training.capacity:g}")
+            words.append("--moe-pad-expert-input-to-capacity")
         if layout.tensor > 1:
             words.append(f"--expert-tensor-parallel-size {layout.cut_experts}")
     if overlaps_experts(question, layout):

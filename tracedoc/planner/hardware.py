@@ -66,8 +66,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.name.startswith(("H", "B", "GB", "GH", "L4", "RTX 40", "RTX 50", "RTX 6000", "MI3"))
 
 
-GPUS_OF_A_CPU = 4
-"""GPUs that a server's CPU has on its own PCIe: half of the usual eight. Others are behind the other CPU."""
+GPUS_OF_A_SWITCH, GPUS_OF_A_CPU = 2, 4
+"""GPUs of a usual server of eight that share a switch of PCIe, and that a CPU has on its own PCIe."""
+CROSSING = 1.2
+"""What all rings together send between two CPUs, in links of a GPU: an estimate."""
 
 
 class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,11 +89,30 @@ class LinkKind(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     measured: bool = False
     """Whether the bandwidth is that of collectives, of the run or from the user, and not a link's peak."""
     near: float | None = None
-    """The share that up to :data:`GPUS_OF_A_CPU` GPUs reach among themselves, where fewer are nearer."""
+    """The share that GPUs of one CPU reach among themselves, where fewer are nearer."""
+    pair: float | None = None
+    """The share that GPUs of one switch reach between them."""
 
-    def reached(self, span: int) -> float:
-        """The GB/s that large collectives reach among GPUs of which the first and last are so far apart."""
-        return self.gbps * (self.near if self.near and span <= GPUS_OF_A_CPU else self.efficiency)
+    exchanged: float = 1.0
+    """What of that NCCL's all-to-all reaches: sends to each peer, which fill NVLink no more than so far."""
+
+    def reached(self, group: int, distance: int = 1) -> float:
+        """The GB/s that large collectives reach in a group of GPUs, each so far from the next.
+
+        GPUs between them have groups of their own, which send at the same time: over PCIe those of a switch
+        share what leads out of it, and all share what joins the CPUs.
+        """
+        if self.near is None:
+            return self.gbps * self.efficiency
+        span, pair = group * distance, self.pair or self.near
+        share = self.near if span <= GPUS_OF_A_CPU else self.efficiency
+        if span <= GPUS_OF_A_SWITCH:
+            share = pair
+        elif distance > 1:
+            share = min(share, pair / GPUS_OF_A_SWITCH)
+        if span > GPUS_OF_A_CPU:
+            share = min(share, CROSSING / distance)
+        return self.gbps * share
 
 
 class Cluster(msgspec.Struct, frozen=True):
@@ -210,12 +231,14 @@ def link_of(gpu: Gpu) -> LinkKind:
     """Return the link that a GPU has inside a node, with its own bandwidth."""
     link = next(link for link in links() if link.name == gpu.link)
     if gpu.name.startswith(_WITHOUT_PEERS):
-        link = msgspec.structs.replace(link, near=None)
+        link = msgspec.structs.replace(link, near=_BY_THE_HOST, pair=None)
     return replace_gbps(link, gpu.link_gbps) if gpu.link_gbps else link
 
 
 _WITHOUT_PEERS = ("RTX 30", "RTX 40", "RTX 50")
 """GPUs whose driver does not let them reach each other over PCIe: all they send goes through host memory."""
+_BY_THE_HOST = 0.56
+"""What four of these reach of PCIe: 35 GB/s of 63, and eight 28 (github.com/NVIDIA/nccl, issue 1639)."""
 
 
 def network_of(name: str, gpus_per_node: int) -> LinkKind:
@@ -226,7 +249,7 @@ def network_of(name: str, gpus_per_node: int) -> LinkKind:
 
 def replace_gbps(link: LinkKind, gbps: float, *, measured: bool = False) -> LinkKind:
     """Return the link with another bandwidth; a measured one is what collectives reached."""
-    changed = {"efficiency": 1.0, "near": None, "measured": True} if measured else {}
+    changed = {"efficiency": 1.0, "near": None, "pair": None, "measured": True} if measured else {}
     return msgspec.structs.replace(link, gbps=gbps, **changed)
 
 

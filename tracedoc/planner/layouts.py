@@ -106,7 +106,7 @@ class Layout(msgspec.Struct, frozen=True):
     of the model (interleaved 1F1B). What is trained data-parallel
     alone has a size of 1 in all other ways. ``overlaps`` names of :data:`OVERLAPS` what is sent beside
     computation, ``context_by`` one of :data:`CONTEXTS`. Without ``sequence_parallel`` a tensor group keeps
-    whole what its matrices do not split.
+    whole what its matrices do not split. ``flex`` sends tokens to experts by DeepEP or HybridEP, not NCCL.
     """
 
     strategy: str
@@ -123,6 +123,7 @@ class Layout(msgspec.Struct, frozen=True):
     overlaps: tuple[str, ...] | None = None
     context_by: str = ""
     sequence_parallel: bool = True
+    flex: bool = False
 
     @property
     def overlapped(self) -> tuple[str, ...]:
@@ -360,7 +361,11 @@ def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], 
     shared = f"{layout.tensor} GPUs cannot share its {model.heads} heads, {heads} of keys"
     return (
         (bool(whole), f"{model.name}: {shared}"),
-        (stages > model.blocks, f"{model.blocks} blocks are fewer than its {stages} stages"),
+        # Megatron's first and last part may be embedding and head alone.
+        (
+            stages > model.blocks + 2 * (layout.family == "megatron"),
+            f"{model.blocks} blocks are fewer than its {stages} stages",
+        ),
         (layout.chunks > 1 and layout.pipeline == 1, "vpp is for a pipeline, and this has none"),
         (bool(experts % expert), f"the experts of a block, {experts}, do not divide by {expert}"),
         (bool(peers % expert), f"the {peers} GPUs that could share experts do not divide by {expert}"),
@@ -386,6 +391,16 @@ def check_layouts(question: Question, request: PlanRequest) -> None:
         raise InputError(
             f"--framework {family} has sequence parallelism with this model",
             "leave out --no-sequence-parallel",
+        )
+    capacity, experts = question.training.capacity, question.model.experts_met
+    if (capacity or request.flex) and not (family == "megatron" and experts):
+        raise InputError(
+            "--capacity and --flex-dispatch are for Megatron's models with experts", "leave it out"
+        )
+    if capacity < 0 or (capacity and request.flex):
+        raise InputError(
+            f"--capacity is {capacity:g}{' with --flex-dispatch' * request.flex}",
+            "Megatron pads an even share with NCCL's all-to-all alone: --capacity 1",
         )
     for what, refused in _refused(question, family):
         if refused:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.planner.hardware import GPUS_OF_A_CPU, Cluster, Gpu, LinkKind, gpu_of_device
+from tracedoc.planner.hardware import GPUS_OF_A_CPU, GPUS_OF_A_SWITCH, Cluster, Gpu, gpu_of_device
 
 
 class Gathered(msgspec.Struct, frozen=True):
@@ -87,19 +87,16 @@ def on_this_machine(cluster: Cluster, *, keeps_link: bool) -> tuple[Cluster, tup
     inside = cluster.inside
     if inside is not None and machine.gathered and not keeps_link:
         every = max(machine.gathered, key=lambda one: one.gpus)
-        near = next((one for one in machine.gathered if one.gpus <= GPUS_OF_A_CPU and one is not every), None)
-        inside = _link(inside, every, near)
+        of = {one.gpus: one.gbps / every.gbps for one in machine.gathered if one is not every}
+        inside = replace(
+            inside,
+            gbps=every.gbps,
+            efficiency=1.0,
+            near=of.get(GPUS_OF_A_CPU) if inside.near else None,
+            pair=of.get(GPUS_OF_A_SWITCH) if inside.near else None,
+            latency_us=every.latency * 1e6,
+            measured=True,
+            source="measured here",
+        )
     note = f"Products, memory and link as measured on {machine.host} on {machine.day}."
     return replace(cluster, gpu=gpu, inside=inside), (note,)
-
-
-def _link(link: LinkKind, every: Gathered, near: Gathered | None) -> LinkKind:
-    return replace(
-        link,
-        gbps=every.gbps,
-        efficiency=1.0,
-        near=near.gbps / every.gbps if near else None,
-        latency_us=every.latency * 1e6,
-        measured=True,
-        source="measured here",
-    )

@@ -222,7 +222,7 @@ def _saved_in_8_bits(question: Question, layout: Layout) -> float:
     training, model = question.training, question.model
     if not training.fp8 or layout.family != "megatron":
         return 0.0
-    inputs = (1 + max(1, model.experts_met)) * model.hidden + model.mlp_width
+    inputs = (1 + max(1, question.routed)) * model.hidden + model.mlp_width
     return training.tokens * (PRECISIONS[training.precision].compute - 1) * (inputs - model.q_width)
 
 
@@ -462,6 +462,8 @@ def unit_bytes(question: Question, layout: Layout) -> tuple[float, float]:
     if layout.pipeline > 1:
         return 0.0, block * c
     per_weight, root = frozen_share(question), _outside_weights(question, layout, True)
+    if layout.family == "torchtitan":  # embedding and head are units of their own
+        root = min(root, model.vocabulary * model.hidden / layout.tensor)
     gathered = root * per_weight + 2 * block * per_weight
     reduce = block * (4 if c < 4 else c)
     gradients = 0 if question.frozen else root * c + block * c + reduce

@@ -102,7 +102,8 @@ class Training(msgspec.Struct, frozen=True):
     update. ``optimizer_in_backward`` updates each parameter as its gradient comes, and frees that.
     ``compiled`` is ``torch.compile``, ``fp8`` matrix products in 8 bits. ``checkpointing`` "selective"
     keeps attention and every second matrix product, as torchtitan does. ``offload`` moves to host memory
-    the optimizer (and its gradients), or all model states, or these to NVMe.
+    the optimizer (and its gradients), or all model states, or these to NVMe. ``capacity`` pads what each
+    expert computes on to so many times its even share of the tokens, and drops the rest; 0: as many as come.
     """
 
     precision: str = "bf16-mixed"
@@ -120,6 +121,7 @@ class Training(msgspec.Struct, frozen=True):
     optimizer_in_backward: bool = False
     compiled: bool = False
     fp8: bool = False
+    capacity: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -145,6 +147,11 @@ class Question(msgspec.Struct, frozen=True):
     def gpus_per_node(self) -> int:
         """GPUs of one machine."""
         return self.gpus // self.nodes
+
+    @property
+    def routed(self) -> float:
+        """Experts that compute on a token, in the mean of tokens; 0 where there are none."""
+        return self.model.experts_met * (self.training.capacity or 1.0)
 
     @property
     def trainable(self) -> int:
@@ -215,6 +222,8 @@ class PlanRequest(msgspec.Struct, frozen=True):
     """How layouts share a sequence, of ``layouts.CONTEXTS``; empty for what is usual."""
     sequence_parallel: bool = True
     """Whether tensor parallelism splits what is outside of its matrices, too."""
+    flex: bool = False
+    """Whether Megatron's layouts send tokens to experts by DeepEP or HybridEP."""
     strategy: str = ""
     """The strategy that a search found; empty where the decision rules choose."""
     keeps_micro_batch: bool = False

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.planner.activations import EAGER_LOGIT_BYTES, block_activations, mean_tokens
+from tracedoc.planner.activations import EAGER_LOGIT_BYTES, block_activations, mean_tokens, routed_bytes
 from tracedoc.planner.hardware import Cluster, Gpu
 from tracedoc.planner.layouts import STRATEGIES, Layout, data_parallel, stage_blocks
 from tracedoc.planner.memory import frozen_bytes, largest_stage, model_states, optimizer_bytes, state_bytes
@@ -50,6 +50,9 @@ NARROW_SPLIT, EXPERTS_SPLIT, WIDE_SPLIT = (0.83, 1.20), (0.87, 1.30), (0.65, 1.6
 Published runs with experts are spread upwards: routing, launching and recomputation differ between recipes.
 """
 
+GUESSED_LINK = (1.35, 0.75)
+"""What is sent over PCIe may take so many times what is predicted: servers differ by switches and CPUs."""
+
 NARROW_TRAFFIC = 1.9
 """How often what a product moves more, as its matrices are cut, crosses the memory of the GPU.
 
@@ -57,14 +60,25 @@ Its kernels have fewer tiles beside which it could hide. Fitted to torchtitan's 
 """
 MEGATRON_ATTENTION = 0.5
 """Share of the peak that Transformer Engine's attention reaches, fitted to NeMo's published runs."""
-MEGATRON_MATMUL = 1.09
+MEGATRON_MATMUL = 1.15
 """What Transformer Engine's products reach over what PyTorch's do, fitted to published runs in 16 bits."""
-LAUNCH_SECONDS, LAUNCH_EACH_SECONDS = 2.5e-3, 0.33e-3
+BIAS_BYTES = (28, 72)
+"""What Megatron moves to add the bias of an expert's last matrix, for each number of its result.
+
+Bias times weight, sum, and putting the experts together again are kernels of their own (``TEGroupedMLP``),
+forward and backward: in two bytes, or in four where DeepEP or HybridEP sends the weights in fp32.
+"""
+LAUNCH_SECONDS, LAUNCH_EACH_SECONDS = 0.9e-3, 0.33e-3
 """What the host needs to launch a block with experts, forward and backward, and each expert of a GPU.
 
 Fitted to published runs of Megatron with micro-batches of one sequence, which take it on any GPU.
 """
-FP8_RATE = 1.75
+LAUNCHED_AHEAD = 0.5
+"""Share of the GPU's work on a block with experts beside which the host launches more.
+
+In forward it waits for how many tokens each expert got, unless their number is fixed.
+"""
+FP8_RATE = 1.72
 """How many times faster Transformer Engine multiplies matrices in 8 bits than in 16, conversions apart.
 
 Data sheets say twice. Fitted to published runs of Megatron.
@@ -88,8 +102,8 @@ class Step(msgspec.Struct, frozen=True):
     ``compute_ms``, ``optimizer_ms``, ``host_ms`` (what only the host does) and ``comm_ms`` are its parts.
     ``expected_ms`` counts the part of communication that published runs did not hide; ``best_ms`` and
     ``worst_ms`` two thirds of that or all communication, and add the spread of the published runs; those of
-    layouts add their spread alone. What cannot hide is in all three: the first gather, the last reduction,
-    and what follows the optimizer.
+    layouts add their spread alone, and that of servers over PCIe. What cannot hide is in all three: the first
+    gather, the last reduction, and what follows the optimizer.
     """
 
     compute_ms: float
@@ -123,8 +137,11 @@ def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> 
     model, training = question.model, question.training
     if model.step is not None:
         return _counted_flops(model.step, training.tokens, checkpointing=checkpointing)
-    inside = max(0.0, 2.0 * (model.active_parameters - model.outside_parameters) * mean_tokens(question))
-    linear = inside + 2.0 * min(model.active_parameters, model.outside_parameters) * training.tokens
+    of_experts = sum(m.inputs * m.outputs * (m.blocks or model.blocks) for m in model.linears if m.count > 1)
+    met = model.active_parameters + (question.routed - model.experts_met) * of_experts
+    inside = max(0.0, 2.0 * (met - model.outside_parameters) * mean_tokens(question))
+    head = model.vocabulary * model.hidden if model.has_logits else model.outside_parameters
+    linear = inside + 2.0 * min(model.active_parameters, model.outside_parameters, head) * training.tokens
     context = model.encoder_tokens or training.sequence
     attention = (
         4.0 * model.blocks * model.attentions * model.attention_width * context * mean_tokens(question)
@@ -193,7 +210,8 @@ def predict(
     each_round, last, after = sent
     fixed = optimizer + host + after + idle_ms / 1e3
     rounds, passes = layout.rounds, layout.rounds + layout.waits
-    waited = max(0.0, _launched(question, layout, checkpointing=checkpointing) - compute)
+    ahead = 1.0 if question.training.capacity else LAUNCHED_AHEAD
+    waited = max(0.0, _launched(question, layout, checkpointing=checkpointing) - ahead * compute)
 
     def step(shown: float, of: Callable[[_Sent], float]) -> float:
         # Where the link is the bottleneck, computation hides behind it.
@@ -214,7 +232,11 @@ def predict(
         worst = min(worst, max(WIDEST_RANGE * best, high * expected)) if known else worst
     else:
         narrow = EXPERTS_SPLIT if question.model.experts_met else NARROW_SPLIT
-        best, worst = (end * expected for end in (narrow if known else WIDE_SPLIT))
+        low, high = narrow if known else WIDE_SPLIT
+        inside = cluster.inside
+        slow, fast = GUESSED_LINK if inside and inside.near and not inside.measured else (1.0, 1.0)
+        best = low * step(fast, lambda sent: sent.exposed)
+        worst = high * step(slow, lambda sent: sent.exposed)
     return Step(*(1e3 * t for t in (*times, best, expected, worst)))
 
 
@@ -284,6 +306,12 @@ def _computation(
     again -= (1 - RECOMPUTED_MATMUL) * flops[2].matmul / matmul
     passes = PASSES_OVER_ACTIVATIONS * (COMPILED_PASSES if training.compiled else 1.0)
     moved = passes * model.blocks * block_activations(question, layout)
+    # What picks tokens for experts, and puts their results back, is fused with nothing.
+    picked = 2 * precision.compute * question.routed * model.hidden
+    picked = PASSES_OVER_ACTIVATIONS * picked - passes * routed_bytes(question, layout)
+    if model.experts_biased and layout.family == "megatron":
+        picked += BIAS_BYTES[layout.flex] * question.routed * model.hidden
+    moved += model.blocks * training.tokens * picked
     if model.has_logits:
         moved += LOGIT_TRAFFIC_BYTES * training.tokens * model.vocabulary
         if training.loss == "chunked":  # each chunk's logits are computed again in backward
@@ -295,26 +323,26 @@ def _computation(
 
 
 def _narrower(question: Question, layout: Layout) -> float:
-    """The bytes that products of a layout move more for each FLOP, as their matrices are cut or are experts'.
+    """The bytes that products of a layout move more for each FLOP, as they are narrow.
 
     A product of M x K by K x N moves 1/M + 1/N + 1/K numbers for each of its FLOPs. Those of matrices that
-    are not cut are in the fitted shares already; what an expert's move is held against a product of the
-    model's width.
+    are not cut are in the fitted shares already, whose runs have many tokens; what an expert's move is held
+    against a product of the model's width.
     """
     model, training = question.model, question.training
-    if layout.strategy in STRATEGIES:
-        return 0.0
-    tokens, met = training.tokens / layout.context, max(1, model.experts_met)
+    tokens, met = training.tokens / layout.context, max(1.0, question.routed)
     moved = flops = 0.0
     for matrix in model.linears:
         sides = matrix.inputs, matrix.outputs
         narrow, wide = sorted(sides) if matrix.count > 1 else _sides(matrix, model)
-        size = narrow * wide * (model.blocks if matrix.blocks is None else matrix.blocks)
+        size = 1.0 * narrow * wide * (model.blocks if matrix.blocks is None else matrix.blocks)
         cut = layout.tensor if matrix.count == 1 else layout.cut_experts
         more = cut / narrow - 1 / (narrow if matrix.count == 1 else model.hidden)
         if matrix.count > 1:
             size *= met
-            more += matrix.count / (layout.expert * met * tokens) - 1 / tokens
+            more += matrix.count / (layout.expert * met * tokens)
+        else:
+            more += 1 / tokens
         moved, flops = moved + size * more, flops + size
     number = 1.0 if training.fp8 else PRECISIONS[training.precision].compute
     return NARROW_TRAFFIC * number / 2 * moved / flops if flops else 0.0
@@ -371,7 +399,7 @@ def _conversions(question: Question, layout: Layout, gpu: Gpu, *, checkpointing:
     training, model = question.training, question.model
     if not (training.fp8 and gpu.fp8 and layout.family == "megatron"):
         return 0.0
-    met = max(1, model.experts_met)
+    met = max(1, question.routed)
     inputs = (1 + met) * model.hidden + model.q_width + model.mlp_width
     first = (2 if model.gated else 1) * model.mlp_width
     outputs = (1 + met) * model.hidden + model.q_width + 2 * model.kv_width + first
@@ -387,6 +415,8 @@ def _launched(question: Question, layout: Layout, *, checkpointing: bool) -> flo
     again = checkpointing and question.training.checkpointing != "selective"
     _, blocks, _ = stage_blocks(question.model.blocks, layout)
     experts = max(matrix.count for matrix in question.model.linears) / layout.expert
+    if question.training.capacity:  # as many tokens for each: one product for all
+        experts = 1.0
     return blocks * (LAUNCH_SECONDS + experts * LAUNCH_EACH_SECONDS) * (4 / 3 if again else 1)
 
 

@@ -166,11 +166,11 @@ def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iter
     shown = OVERLAP_EXPOSED if "tensor" in layout.overlapped else 1.0
     yield Transfer("tensor", "all-gather", "forward", calls, calls * stream, tensor, exposed=shown)
     yield _of_a_sequence(question, layout, blocks, passes)
-    met = training.tokens / layout.split_work * max(1, model.experts_met) * model.hidden * c
+    met = training.tokens / layout.split_work * max(1, question.routed) * model.hidden * c
     calls, shown = blocks * 2 * passes, OVERLAP_EXPOSED if overlaps_experts(question, layout) else 1.0
     yield Transfer(
         "expert",
-        "all-to-all",
+        "dispatch" if layout.flex else "all-to-all",
         "forward",
         calls,
         calls * met,
@@ -219,17 +219,18 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     """
     inside, across = cluster.inside, cluster.across
     group, distance, local = transfer.group, transfer.distance, question.gpus_per_node
+    exchanged = inside.exchanged if inside and transfer.op == "all-to-all" else 1.0
     if not _spans_nodes(question, group, distance):
-        return (inside.reached(group * distance), inside.latency_us * 1e-6) if inside else None
+        return (exchanged * inside.reached(group, distance), inside.latency_us * 1e-6) if inside else None
     several = distance < local  # of the group are in a node
     if across is None or (inside is None and several):
         return None
     # The table's latency is that of rings over 32 ranks; each rank adds a hop.
     latency = across.latency_us * 1e-6 * max(0.25, group / 32)
-    if transfer.op == "all-to-all" and inside is not None:
+    if transfer.op in ("all-to-all", "dispatch") and inside is not None:
         away = (group - max(1, local // distance)) / (group - 1)
         each = across.reached(local) / local
-        return 1 / (away / each + (1 - away) / inside.reached(local)), latency
+        return 1 / (away / each + (1 - away) / (exchanged * inside.reached(local))), latency
     shared = across.reached(local) / min(distance, local)
     return (min(shared, inside.reached(local)) if inside and several else shared), latency
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.play.path_walk import Piece, PieceEnd, Walk, first_node
+from tracedoc.play.path_walk import Piece, PieceEnd, Walk
 from tracedoc.play.player import Played
 from tracedoc.play.run_program import Layout
 from tracedoc.spans import Int64Array, Spans
@@ -94,12 +94,8 @@ def find_whole_path(played: Played, subject: int) -> Path:
     graph, layout = played.plan.graph, played.program.layout
     if not layout.periodic or graph.framed.size:
         return path
-    begins = {
-        rank: int(played.times[first_node(graph, played.program, rank)])
-        for rank in np.unique(graph.rank_of_lane).tolist()
-    }
     most = [layout.ranks.index(rank) for rank in list(path.rank_shares())[:RANKS_TRIED]]
-    for position in dict.fromkeys([*most, min(begins, key=begins.__getitem__)]):
+    for position in dict.fromkeys([*most, int(played.times[graph.opens].argmin())]):
         if position == subject:
             continue
         other = find_path(played, position)

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from tracedoc.play.player import Played
 from tracedoc.play.run_program import Index, RunProgram
-from tracedoc.play.segments import SyncGraph
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call, Group
 from tracedoc.timeline.collective_table import NONE
@@ -64,15 +63,6 @@ _OF_GROUP = {
     Group.COPY_OTHER: "copy",
 }
 _OF_CALL = {Call.SYNC: "sync", Call.ALLOCATION: "allocator", Call.INPUT: "input", Call.COPY: "copy"}
-
-
-def first_node(graph: SyncGraph, program: RunProgram, position: int) -> int:
-    """Return the start of the first event on the stream with most compute of a rank."""
-    lanes = np.flatnonzero(graph.rank_of_lane == position)
-    first, last = graph.first_of_lane[lanes].tolist(), graph.last_of_lane[lanes].tolist()
-    whole = [slice(a, b + 1) for a, b in zip(first, last, strict=True)]
-    work = [int(program.dur[one][program.layout.computes_of(one)].sum()) for one in whole]
-    return graph.start_base + int(graph.meeting_of(first[int(np.argmax(work))]))
 
 
 class Walk:
@@ -143,7 +133,7 @@ class Walk:
         framed = np.flatnonzero(graph.framed == self._position)
         if layout.periodic and not framed.size:
             self._earlier = -1
-            return first_node(graph, self._program, self._position), None
+            return int(graph.opens[self._position]), None
         best, found = -1, (0, None)
         if framed.size:
             closing = int(graph.closing[framed[0]])

@@ -75,6 +75,7 @@ class RankNotes(msgspec.Struct, frozen=True, eq=False):
     step_ns: int
     span_ns: int
     framed: bool
+    opens: int
     is_cpu: bool
     lag_ns: int
     lead_ns: int
@@ -125,6 +126,11 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     def event_rank(self) -> Indices:
         """The position in ``ranks`` of each event's rank."""
         return np.repeat(np.arange(len(self.ranks), dtype=np.int32), np.diff(self.event_base))
+
+    @property
+    def opens(self) -> Index:
+        """The event with which the step of each rank begins."""
+        return np.asarray(self.event_base[:-1] + [one.opens for one in self.notes])
 
     def rank_of_point(self, point: Index | int) -> Index:
         """Return the positions in ``ranks`` of the ranks that points belong to."""

@@ -45,7 +45,8 @@ class SyncGraph(msgspec.Struct, frozen=True, eq=False):
     events with a launch, and the meeting event ``run_closes`` ends its stretch. ``sampled`` are the points
     whose time since their node is needed. Stretches are reduced block by block, ``blocks`` of whole ranks.
 
-    ``framed`` are the ranks whose step is a range of the host, between the nodes ``opening`` and ``closing``.
+    ``opens`` are the starts of the events with which the step of each rank begins. ``framed`` are the ranks
+    whose step is a range of the host, between the nodes ``opening`` and ``closing``.
 
     ``sections`` hold what the edges are made from, in the order of :func:`weigh`; section ``i`` of the edges
     is called ``section_names[i]`` and begins at ``section_bounds[i]``.
@@ -73,8 +74,8 @@ class SyncGraph(msgspec.Struct, frozen=True, eq=False):
     start_base: int
     join_base: int
     last_of_lane: Index
-    first_of_lane: Index
     rank_of_lane: Index
+    opens: Index
     framed: Index
     opening: Index
     closing: Index
@@ -137,8 +138,8 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
     first_event = _first_of_lanes(layout)
     last_event = np.append(first_event[1:], layout.events) - 1
     is_meeting = np.zeros(layout.events, dtype=bool)
-    for events in (first_event, last_event, joins.event, layout.cause_from, layout.cause_to[~to_host],
-                   extra.target, extra.source[~extra.of_point]):  # fmt: skip
+    for events in (first_event, last_event, layout.opens, joins.event, layout.cause_from,
+                   layout.cause_to[~to_host], extra.target, extra.source[~extra.of_point]):  # fmt: skip
         is_meeting[events] = True
     meeting = np.flatnonzero(is_meeting)
     part = np.full(meeting.size, NONE, dtype=np.intp)
@@ -232,8 +233,8 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
         start_base=start_base,
         join_base=join_base,
         last_of_lane=last_event,
-        first_of_lane=first_event,
         rank_of_lane=layout.rank_of_event(first_event),
+        opens=start_of(layout.opens),
         framed=layout.framed,
         opening=node(layout.point_base[layout.framed]),
         closing=node(layout.point_base[layout.framed + 1] - 1),

@@ -205,10 +205,9 @@ def _pass(plan: Plan, times: Times, weights: Times) -> None:
 
 
 def _begins(plan: Plan, times: Times) -> Int64Array:
-    """The begin of each rank's step: its first event, or the host's range; one row a rank."""
+    """The begin of each rank's step: the event that opens it, or the host's range; one row a rank."""
     graph = plan.graph
-    first = times[plan.place[graph.start_base + graph.meeting_of(graph.first_of_lane)]]
-    begins: Times = np.minimum.reduceat(first, plan.lanes_of_rank, axis=0)
+    begins: Times = times[plan.place[graph.opens]]
     begins[graph.framed] = times[plan.place[graph.opening]]
     return begins
 

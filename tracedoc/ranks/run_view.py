@@ -201,8 +201,8 @@ def _representative_rank(digests: Sequence[RankDigest]) -> int | None:
         for digest in digests
         if (step := digest.judged_step) is not None
     )
-    whole = [entry for entry in lengths if entry[2]]
-    chosen = whole or lengths
+    # Of parts of steps the longest shows most: a pipeline's last stage begins late and ends early.
+    chosen = [entry for entry in lengths if entry[2]] or lengths[-1:]
     return chosen[(len(chosen) - 1) // 2][1] if chosen else None
 
 

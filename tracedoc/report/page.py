@@ -145,7 +145,10 @@ def render_html(view: View) -> str:
         "kernels": contain("the kernels", lambda: kernel_groups(detail.kernels), ()),
         "jitter": contain("the steps", lambda: step_words(diagnosis), ""),
         "unchecked": contain("what could not be checked", lambda: tuple(unchecked(diagnosis.verdicts)), ()),
-        "gain_bars": {item.number: gain_bar(item.finding.gain, step_ms) for item in view.findings},
+        "gain_bars": {
+            item.number: gain_bar(item.finding.gain, step_ms, item.fixes[0].predicted if item.fixes else None)
+            for item in view.findings
+        },
         "facts": [
             (name, record, _fact_text(record), grouped_values(record))
             for name, record in diagnosis.facts.items()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, Finding
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, cost_of
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, alone_words
 from tracedoc.units import format_ms, format_percent, format_ranges
 
 LEAST_SHARE = 0.01
@@ -58,7 +58,7 @@ def build_waterfall(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Waterf
 def step_words(ledger: Ledger) -> str:
     """Which step the ledger accounts for."""
     steps = len(ledger.steps)
-    words = "the captured step" if steps == 1 else f"the mean of {steps or 'all'} captured steps"
+    words = "the captured step" if steps == 1 else f"the mean of {steps or 'all'} complete steps"
     return words
 
 
@@ -112,9 +112,8 @@ def cause_note(cause: LedgerCause) -> str:
         parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
     if cause.place:
         parts.append(cause.place)
-    alone = cause.alone_ms[1]
-    other = cause.partner or cause.shared_with
-    if other or cost_of(cause.share_ms, alone) > cause.share_ms:
+    if alone := alone_words(cause.share_ms, cause.alone_ms[1]):
+        other = cause.partner or cause.shared_with
         how = f"{'hidden by' if cause.partner else 'shared with'} {CAUSE_WORDS.get(other, other)}: "
-        parts.append(f"{how if other else ''}alone it saves {format_ms(alone) if alone > 0 else 'nothing'}")
+        parts.append(f"{how if other else ''}{alone}")
     return "; ".join(parts)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from tracedoc.diagnosis import Finding, Gain
 from tracedoc.idle_causes import WORDS
-from tracedoc.predicted import PathPiece, Predicted
+from tracedoc.ledger import alone_words
+from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PathPiece, Predicted
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 STATES: dict[str, tuple[str, str]] = {
@@ -56,7 +58,54 @@ def predicted_words(predicted: Predicted) -> str:
     if predicted.gain_ms[1] <= 0:
         return f"saves nothing alone{limit and f': the step is {limit}'}"
     change = format_step_change(predicted.before_ms, predicted.step_ms)
-    return f"{change}{limit and f', then {limit}'}"
+    same = SAME_SAMPLES if predicted.change.startswith("double-batch") else ""
+    return f"{change}{same}{limit and f', then {limit}'}"
+
+
+ABOUT = 0.03
+"""The ends of a gain that differ by no more than this share are told as one, and a smaller share of the step
+is told as what is saved: as a step it would read like today's."""
+
+
+def cost_text(finding: Finding, step_ms: float | None) -> str:
+    """What a finding's causes cost the step, in words; "" where the ledger has none of them."""
+    if finding.cost_ms is None or not step_ms:
+        return ""
+    share = format_percent(finding.cost_ms / step_ms)
+    costs = f"costs {format_ms(finding.cost_ms)} of the {format_ms(step_ms)} step ({share})"
+    return ", ".join(filter(None, (costs, alone_words(finding.cost_ms, finding.alone_ms))))
+
+
+def played_text(fix: Predicted | None) -> str:
+    """The step with a fix that was played, in words; "" where none was, or it saves nothing."""
+    return format_step_change(fix.before_ms, fix.step_ms) if fix and fix.gain_ms[1] > 0 else ""
+
+
+def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
+    """What a finding saves, in words; "" for nothing.
+
+    A gain that was played reads as a change of the step of ``step_ms``, others as ``saves up to 31 ms a
+    step``, of the mean step where that is another one.
+    """
+    if gain is None or gain.high_ms <= 0:
+        return ""
+    of_ms = gain.mean_step_ms or step_ms
+    if gain.likely_ms is not None and of_ms:
+        if gain.likely_ms < LEAST_SHARE * of_ms:
+            return "saves nothing alone"
+        if gain.likely_ms < ABOUT * of_ms:
+            return f"saves about {format_ms(gain.likely_ms)} a step"
+        after_ms = tuple(max(of_ms - ms, 0.0) for ms in (gain.high_ms, gain.likely_ms, gain.low_ms))
+        change = format_step_change(of_ms, (after_ms[0], after_ms[1], after_ms[2]))
+        return change if gain.basis == "replay" else f"{change} without it"
+    high = format_ms(gain.high_ms)
+    of = "a step" if gain.mean_step_ms is None else f"of the mean step of {format_ms(gain.mean_step_ms)}"
+    if gain.low_ms <= 0:
+        return f"saves up to {high} {of}"
+    low = format_ms(gain.low_ms)
+    if gain.high_ms - gain.low_ms <= ABOUT * gain.high_ms:
+        return f"saves about {high} {of}"
+    return f"saves {low.removesuffix(high[high.index(' ') :])} to {high} {of}"
 
 
 def shares_of(path: dict[str, float]) -> str:

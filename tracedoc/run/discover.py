@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tracedoc.errors import InputError, Limit
 from tracedoc.run.ending import how_it_ended
+from tracedoc.run.flight import is_dump
 from tracedoc.run.manifest import (
     MANIFEST_NAME,
     MAX_MANIFEST_BYTES,
@@ -34,7 +35,7 @@ from tracedoc.run.remote import (
 _TRACE_NAME = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 # A crash during export leaves the file that would have been renamed at the end.
 _LEFTOVER_NAME = re.compile(r"\.json(?:\.gz)?\.(?:tmp|part)$", re.IGNORECASE)
-_OWN_FILES = frozenset({MANIFEST_NAME, "diagnosis.json"})
+_OWN_FILES = frozenset({MANIFEST_NAME, "diagnosis.json", "tried.json"})
 _VIEW_SUFFIXES = (".perfetto.json", ".perfetto.json.gz")
 _SNIFFED_BYTES = 64 * 1024
 
@@ -221,7 +222,7 @@ def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -
         leftover = _LEFTOVER_NAME.search(path.name) is not None
         if not leftover and not _TRACE_NAME.search(path.name):
             continue
-        if _is_ours(path.name) or path.name.startswith(".") or not os.path.isfile(path):
+        if _is_ours(path.name) or path.name.startswith(".") or not os.path.isfile(path) or is_dump(path):
             continue
         reason = _why_no_trace(path)
         if reason:

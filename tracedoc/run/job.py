@@ -11,12 +11,22 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
 
 from tracedoc.errors import Limit
+from tracedoc.run.machine import Machine, read_machine
 from tracedoc.run.manifest import Manifest, ManifestRank, StepTime
 from tracedoc.run.steplog import StepLog, read_step_log
-from tracedoc.run.untrusted import MissingError, UnusableError, inside
+from tracedoc.run.untrusted import (
+    Entry,
+    MissingError,
+    UnusableError,
+    entries_at,
+    entry_at,
+    inside,
+    texts_at,
+    value_at,
+    values_at,
+)
 
 MAX_LOGS = 64
 """The step logs of at most this many ranks are read: all ranks step together."""
@@ -38,9 +48,6 @@ NO_SETTINGS = frozenset(
     }
 )
 """Variables that name a process, a start or a device: they differ for no reason of the job's."""
-
-Plain = TypeVar("Plain", str, int, float, bool)
-Entry = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +101,14 @@ class Samples:
     """Stacks of the thread that trains, in steps far longer than usual: ms and frames, innermost first.
 
     A frame reads ``train.py(12): main@15``, which runs line 15. ``loop`` are those around every step. Of
-    ``steps`` that the rank made ``long`` were sampled.
+    ``steps`` that the rank made ``long`` were sampled. ``beside`` are those of other threads while they ran.
     """
 
     steps: int = 0
     long: int = 0
     loop: tuple[str, ...] = ()
     stacks: Stacks = ()
+    beside: Stacks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,7 @@ class RankJob:
     samples: Samples = Samples()
     collecting: Stacks = ()
     collect_calls_ms: float = 0.0
+    machine: Machine = field(default_factory=Machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +193,7 @@ def read_job(manifest: Manifest | None) -> Job | None:
         _rank(entry, unusable, with_log=number < MAX_LOGS) for number, entry in enumerate(manifest.ranks)
     ]
     known = tuple(rank for rank in ranks if rank is not None)
-    command = _texts(manifest.nodes[0], "command") if manifest.nodes else ()
+    command = texts_at(manifest.nodes[0], "command") if manifest.nodes else ()
     return Job(known, tuple(_limits(unusable)), _command_line(command)) if known else None
 
 
@@ -217,39 +226,40 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
     part, folder = entry.part, Path(entry.folder) if entry.folder else None
     if part is None or "environment" not in part:
         return None
-    environment, framework = _entry(part, "environment"), _entry(part, "framework")
-    nccl, window = _entry(part, "nccl"), _entry(part, "window")
+    environment, framework = entry_at(part, "environment"), entry_at(part, "framework")
+    nccl, window = entry_at(part, "nccl"), entry_at(part, "window")
     return RankJob(
         rank=entry.rank,
         host=entry.host,
-        world_size=_value(part, "world_size", int),
-        gpu=_value(_entry(environment, "gpu"), "name", str) or "",
-        versions=_values(_entry(environment, "versions"), str),
-        variables=_values(_entry(environment, "variables"), str),
+        world_size=value_at(part, "world_size", int),
+        gpu=value_at(entry_at(environment, "gpu"), "name", str) or "",
+        versions=values_at(entry_at(environment, "versions"), str),
+        variables=values_at(entry_at(environment, "variables"), str),
         training=training_settings(part),
         before=entry.before,
         during=entry.during,
         after=entry.after,
-        memory=_memory(_entry(part, "memory")),
-        loader=_loader(_entries(framework, "loaders")),
-        buckets=_buckets(_entries(framework, "ddp")),
+        memory=_memory(entry_at(part, "memory")),
+        loader=_loader(entries_at(framework, "loaders")),
+        buckets=_buckets(entries_at(framework, "ddp")),
         frameworks=_frameworks(framework),
-        links=_values(_entry(nccl, "transports"), int),
-        network=_value(nccl, "network", str) or "",
-        clocks_sampled=bool(_entry(window, "clocks")),
-        throttled=_values(_entry(_entry(window, "clocks"), "throttled_frac"), float),
-        counters=_values(_entry(window, "counters"), int),
-        training_thread=_values(_entry(window, "training_thread"), int),
-        cores=_cores(_entry(environment, "host")),
-        affinity=_value(_entry(environment, "host"), "affinity", str) or "",
-        threads=_value(_entry(environment, "threads"), "torch", int),
-        json_bytes=_value(part, "json_bytes", int) or 0,
+        links=values_at(entry_at(nccl, "transports"), int),
+        network=value_at(nccl, "network", str) or "",
+        clocks_sampled=bool(entry_at(window, "clocks")),
+        throttled=values_at(entry_at(entry_at(window, "clocks"), "throttled_frac"), float),
+        counters=values_at(entry_at(window, "counters"), int),
+        training_thread=values_at(entry_at(window, "training_thread"), int),
+        cores=_cores(entry_at(environment, "host")),
+        affinity=value_at(entry_at(environment, "host"), "affinity", str) or "",
+        threads=value_at(entry_at(environment, "threads"), "torch", int),
+        json_bytes=value_at(part, "json_bytes", int) or 0,
         source=str(_beside(entry, "source", folder, unusable) or ""),
         log=_log(entry, folder, unusable) if with_log else None,
-        compiled=_values(_entry(framework, "compile"), int) | _values(_entry(part, "compile"), int),
-        samples=_samples(_entry(part, "samples")),
-        collecting=_stacks(_entry(part, "collections")),
-        collect_calls_ms=_value(_entry(part, "collections"), "asked_ms", float) or 0.0,
+        compiled=values_at(entry_at(framework, "compile"), int) | values_at(entry_at(part, "compile"), int),
+        samples=_samples(entry_at(part, "samples")),
+        collecting=_stacks(entry_at(part, "collections")),
+        collect_calls_ms=value_at(entry_at(part, "collections"), "asked_ms", float) or 0.0,
+        machine=read_machine(part),
     )
 
 
@@ -269,7 +279,7 @@ def _log(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> StepL
 
 def _beside(entry: ManifestRank, key: str, folder: Path | None, unusable: list[str]) -> Path | None:
     """Return the path of a file that a rank names, ``None`` where it names none that may be read."""
-    name = _value(entry.part or {}, key, str)
+    name = value_at(entry.part or {}, key, str)
     if folder is None or not name:
         return None
     try:
@@ -283,18 +293,18 @@ def _beside(entry: ManifestRank, key: str, folder: Path | None, unusable: list[s
 
 def _memory(entry: Entry) -> Memory:
     return Memory(
-        total=_value(entry, "total_bytes", int),
-        peak_reserved=_value(entry, "peak_reserved_bytes", int),
-        peak_allocated=_value(entry, "peak_allocated_bytes", int),
-        retries=_value(entry, "allocation_retries", int),
-        host_total=_value(entry, "host_total_bytes", int),
-        host_peak=_value(entry, "host_peak_bytes", int),
+        total=value_at(entry, "total_bytes", int),
+        peak_reserved=value_at(entry, "peak_reserved_bytes", int),
+        peak_allocated=value_at(entry, "peak_allocated_bytes", int),
+        retries=value_at(entry, "allocation_retries", int),
+        host_total=value_at(entry, "host_total_bytes", int),
+        host_peak=value_at(entry, "host_peak_bytes", int),
     )
 
 
 def _cores(host: Entry) -> int | None:
-    cores = _value(host, "cpus_allowed", int) or _value(host, "cpus", int)
-    quota = _value(host, "cgroup_cpus", float) or _value(host, "cgroup_cpus", int)
+    cores = value_at(host, "cpus_allowed", int) or value_at(host, "cpus", int)
+    quota = value_at(host, "cgroup_cpus", float) or value_at(host, "cgroup_cpus", int)
     if cores is None or quota is None:
         return cores
     return max(min(cores, int(quota)), 1) if quota > 0 else cores
@@ -304,14 +314,14 @@ def _loader(entries: Sequence[Entry]) -> Loader:
     """Return the loader that feeds the training: of several, the one with most workers, then with a share."""
     loaders = [
         Loader(
-            batch_size=_value(entry, "batch_size", int),
-            workers=_value(entry, "num_workers", int),
-            prefetch_factor=_value(entry, "prefetch_factor", int),
-            pin_memory=_value(entry, "pin_memory", bool),
-            persistent_workers=_value(entry, "persistent_workers", bool),
-            batches=_value(entry, "batches", int),
-            sampler=_value(entry, "sampler", str) or "",
-            replicas=_value(entry, "sampler_replicas", int),
+            batch_size=value_at(entry, "batch_size", int),
+            workers=value_at(entry, "num_workers", int),
+            prefetch_factor=value_at(entry, "prefetch_factor", int),
+            pin_memory=value_at(entry, "pin_memory", bool),
+            persistent_workers=value_at(entry, "persistent_workers", bool),
+            batches=value_at(entry, "batches", int),
+            sampler=value_at(entry, "sampler", str) or "",
+            replicas=value_at(entry, "sampler_replicas", int),
         )
         for entry in entries
     ]
@@ -321,31 +331,27 @@ def _loader(entries: Sequence[Entry]) -> Loader:
 def _buckets(entries: Sequence[Entry]) -> Buckets:
     for entry in entries:
         return Buckets(
-            cap_bytes=_value(entry, "bucket_bytes_cap", int),
-            find_unused_parameters=_value(entry, "find_unused_parameters", bool),
-            static_graph=_value(entry, "static_graph", bool),
-            as_view=_value(entry, "gradient_as_bucket_view", bool),
+            cap_bytes=value_at(entry, "bucket_bytes_cap", int),
+            find_unused_parameters=value_at(entry, "find_unused_parameters", bool),
+            static_graph=value_at(entry, "static_graph", bool),
+            as_view=value_at(entry, "gradient_as_bucket_view", bool),
         )
     return Buckets()
 
 
 def _samples(entry: Entry) -> Samples:
     return Samples(
-        steps=_value(entry, "steps", int) or 0,
-        long=_value(entry, "long", int) or 0,
-        loop=_texts(entry, "loop"),
+        steps=value_at(entry, "steps", int) or 0,
+        long=value_at(entry, "long", int) or 0,
+        loop=texts_at(entry, "loop"),
         stacks=_stacks(entry),
+        beside=_stacks(entry, "beside"),
     )
 
 
-def _stacks(entry: Entry) -> Stacks:
-    stacks = ((_value(one, "ms", float), _texts(one, "frames")) for one in _entries(entry, "stacks"))
+def _stacks(entry: Entry, key: str = "stacks") -> Stacks:
+    stacks = ((value_at(one, "ms", float), texts_at(one, "frames")) for one in entries_at(entry, key))
     return tuple((ms, frames) for ms, frames in stacks if ms and frames)
-
-
-def _texts(entry: Entry, key: str) -> tuple[str, ...]:
-    found = entry.get(key)
-    return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
 
 
 _FRAMEWORKS = {
@@ -360,35 +366,11 @@ _FRAMEWORKS = {
 
 def _frameworks(framework: Entry) -> tuple[str, ...]:
     found = []
-    for entry in _entries(framework, "deepspeed"):
-        stage = _value(entry, "zero_optimization_stage", int)
+    for entry in entries_at(framework, "deepspeed"):
+        stage = value_at(entry, "zero_optimization_stage", int)
         found.append(f"DeepSpeed ZeRO-{stage}" if stage else "DeepSpeed")
     found += [name for key, name in _FRAMEWORKS.items() if framework.get(key)]
     return tuple(found)
-
-
-def _entry(entry: Entry, key: str) -> Entry:
-    found = entry.get(key)
-    return found if isinstance(found, dict) else {}
-
-
-def _entries(entry: Entry, key: str) -> list[Entry]:
-    found = entry.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
-
-
-def _value(entry: Entry, key: str, kind: type[Plain]) -> Plain | None:
-    found = entry.get(key)
-    if kind is not bool and isinstance(found, bool):
-        return None
-    # Nothing that is counted or timed here can be negative.
-    if isinstance(found, int | float) and found < 0:
-        return None
-    return found if isinstance(found, kind) else None
-
-
-def _values(entry: Entry, kind: type[Plain]) -> dict[str, Plain]:
-    return {key: value for key in entry if (value := _value(entry, key, kind)) is not None}
 
 
 def job_settings(job: Job | None) -> dict[str, str]:
@@ -401,6 +383,7 @@ def job_settings(job: Job | None) -> dict[str, str]:
 
 def _of_rank(rank: RankJob) -> Iterator[tuple[str, str]]:
     yield from rank.versions.items()
+    yield from rank.machine.versions
     for name, value in rank.variables.items():
         if name not in NO_SETTINGS:
             yield name, value
@@ -442,9 +425,9 @@ def training_settings(part: Entry) -> dict[str, str]:
 
 
 def _settings(part: Entry) -> Iterator[tuple[str, str]]:
-    framework = _entry(part, "framework")
-    model = _entry(framework, "model")
-    block = _entry(model, "block")
+    framework = entry_at(part, "framework")
+    model = entry_at(framework, "model")
+    block = entry_at(model, "block")
     counts = (
         (PARAMETERS, model.get("parameters")),
         (TRAINED, model.get("trained_parameters")),
@@ -454,8 +437,8 @@ def _settings(part: Entry) -> Iterator[tuple[str, str]]:
     for name, value in (*counts, *_batch(part)):
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 60:
             yield name, str(value)
-    first: Entry = next(iter(_entries(framework, "optimizers")), {})
-    dtypes = list(_entry(model, "parameter_dtypes"))
+    first: Entry = next(iter(entries_at(framework, "optimizers")), {})
+    dtypes = list(entry_at(model, "parameter_dtypes"))
     texts = (
         (BLOCK_CLASS, block.get("class")),
         (HELD_DTYPE, dtypes[0] if dtypes else None),
@@ -465,14 +448,14 @@ def _settings(part: Entry) -> Iterator[tuple[str, str]]:
     for name, value in texts:
         if isinstance(value, str) and 0 < len(value) <= _LONGEST_SETTING:
             yield name, value
-    checkpointing = _value(model, "gradient_checkpointing", bool)
+    checkpointing = value_at(model, "gradient_checkpointing", bool)
     if checkpointing is not None:
         yield CHECKPOINTING, _shown(checkpointing)
 
 
 def _mixed_precision(framework: Entry) -> object:
-    said = _entry(framework, "accelerate").get("mixed_precision")
-    trainer = _entry(framework, "trainer")
+    said = entry_at(framework, "accelerate").get("mixed_precision")
+    trainer = entry_at(framework, "trainer")
     return next((short for short in ("bf16", "fp16") if said == short or trainer.get(short) is True), None)
 
 
@@ -481,7 +464,7 @@ def _batch(part: Entry) -> Iterator[tuple[str, object]]:
 
     These are the first tensor of whole numbers with two dimensions.
     """
-    tensors = _entries(part, "batch")
+    tensors = entries_at(part, "batch")
     shapes = [shape for one in tensors if isinstance(shape := one.get("shape"), list) and shape]
     if shapes and len({str(shape[0]) for shape in shapes}) == 1:
         yield BATCH_SAMPLES, shapes[0][0]

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 MAX_NUMBER = 2**63
 """Numbers of this size and beyond fit no counter, and are no measurement of anything."""
@@ -121,3 +123,44 @@ def _plain(value: object, depth: int) -> object:
 
 def _plain_text(text: str) -> str:
     return text[:MAX_MANIFEST_TEXT].encode("utf-8", "replace").decode("utf-8")
+
+
+# -- entries of JSON that others wrote
+
+
+Plain = TypeVar("Plain", str, int, float, bool)
+Entry = Mapping[str, object]
+
+
+def texts_at(entry: Entry, key: str) -> tuple[str, ...]:
+    """The texts of a list in an entry; empty where there is none."""
+    found = entry.get(key)
+    return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
+
+
+def entry_at(entry: Entry, key: str) -> Entry:
+    """An entry inside another one; empty where there is none."""
+    found = entry.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def entries_at(entry: Entry, key: str) -> list[Entry]:
+    """The entries of a list in an entry."""
+    found = entry.get(key)
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def value_at(entry: Entry, key: str, kind: type[Plain]) -> Plain | None:
+    """A value of one kind, ``None`` where there is none, or one that cannot be."""
+    found = entry.get(key)
+    if kind is not bool and isinstance(found, bool):
+        return None
+    # Nothing that is counted or timed here can be negative.
+    if isinstance(found, int | float) and found < 0:
+        return None
+    return found if isinstance(found, kind) else None
+
+
+def values_at(entry: Entry, kind: type[Plain]) -> dict[str, Plain]:
+    """All values of one kind in an entry, by name."""
+    return {key: value for key in entry if (value := value_at(entry, key, kind)) is not None}

@@ -62,8 +62,11 @@ def build_program(
         return TooLong(f"the step has more than {most_events:,} events")
     device = graph.device
     events = events[np.lexsort((device.start_ns[events], device.stream[events]))]
-    columns = _waits_of(graph, events, slice(first, last), position if periodic else None)
-    program = _assembled(graph, window, events, slice(first, last), following, columns, periodic=periodic)
+    inside = np.flatnonzero(device.start_ns[events] >= window.start_ns)
+    opens = int(inside[device.start_ns[events[inside]].argmin()]) if inside.size else 0
+    span = slice(first, last)
+    columns = _waits_of(graph, events, span, position if periodic else None, window, opens)
+    program = _assembled(graph, window, events, span, following, columns, periodic=periodic)
     starts = calls.start_ns[first:last]
     program = with_doings(with_units(program, graph.timeline), graph.doings, starts)
     program = with_waste(program, graph.waste, events)
@@ -164,7 +167,6 @@ def _assembled(
     return RankProgram(
         step=window.index,
         step_ns=window.end_ns - window.start_ns,
-        span_ns=int(device.end_ns[events].max() - device.start_ns[events].min()),
         periodic=periodic and (following is not None or mine.rows.size == 0),
         start_ns=start_ns,
         is_cpu=False,
@@ -174,7 +176,6 @@ def _assembled(
         ready_lag=graph.ready_lag[span],
         held=np.where(blocks, mine.end_ns - mine.start_ns, 0),
         point=_points_of(mine.rows, device.launch_rows[events]),
-        launch_lag=device.launch_lag[events],
         gap=device.gap[events],
         dur=device.end_ns[events] - device.start_ns[events],
         began=device.start_ns[events] - start_ns,
@@ -210,7 +211,12 @@ def _lead(device: DeviceEvents, events: npt.NDArray[np.intp]) -> int:
 
 
 def _waits_of(
-    graph: StepGraph, events: npt.NDArray[np.intp], span: slice, position: int | None
+    graph: StepGraph,
+    events: npt.NDArray[np.intp],
+    span: slice,
+    position: int | None,
+    window: Window,
+    opens: int,
 ) -> dict[str, Any]:
     """The waits of a step as columns of its program, what its calls take beside them, and unexplained delays.
 
@@ -238,9 +244,19 @@ def _waits_of(
     starts = kept[~to_host[kept]]
     left = device.start_ns[target[starts]] - device.end_ns[waits.source[starts]] - waits.lag_ns[starts]
     np.minimum.at(delay, goal[starts], left)
+    delay, launch_lag = np.maximum(delay, 0), device.launch_lag[events].copy()
+    # What streams still had to do when the capture began is not known. A step that is repeated comes behind
+    # itself; one that is played once begins when that was done.
+    behind = (device.before[events] == NONE) & (device.start_ns[events] <= window.start_ns)
+    if position is None and behind[opens]:
+        launch_lag[opens] += delay[opens]
+    delay[behind] = 0
     return {
         "own": own,
-        "delay": np.maximum(delay, 0),
+        "delay": delay,
+        "launch_lag": launch_lag,
+        "opens": opens,
+        "span_ns": int(device.end_ns[events].max() - device.start_ns[events[opens]]),
         "cause_kind": waits.kind[kept],
         "cause_from": source[kept].astype(np.int32),
         "cause_to": goal[kept].astype(np.int32),

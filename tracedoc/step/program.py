@@ -169,7 +169,8 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
     on its stream has ended (both at the earliest), and ``delay[e]`` later than anything explains. It was
     measured to start ``began[e]`` after ``start_ns``.
 
-    ``step_ns`` is the measured length of the step, ``span_ns`` the time from its first to its last event;
+    ``step_ns`` is the measured length of the step, ``span_ns`` the time from its first event to its last one;
+    event ``opens`` is that first one, as what was ready earlier does not begin the step.
     ``start_ns`` is when the first call starts (without calls the first event), on the rank's own clock.
     The first and last point of a ``framed`` program are where the host's range of the step begins and ends:
     played once, the step is as long as from the one to the other, or to its last event.
@@ -202,6 +203,7 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
     row: Indices
     contention: float = UNKNOWN_SHARE
     framed: bool = False
+    opens: int = 0
     lead_ns: int = 0
     early_event: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
     early_point: Indices = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int32))
@@ -234,6 +236,8 @@ class RankProgram(StepColumns, frozen=True, eq=False, kw_only=True):
         if any(getattr(self, name).shape != (size,) for names, size in columns for name in names):
             return False
         to_host = is_among(self.cause_kind, TO_HOST)
+        if not 0 <= self.opens < max(self.events, 1):
+            return False
         pointers = (
             (self.rejoin_from, 0, self.points), (self.rejoin_to, 0, self.points),
             (self.point, NONE, self.points), (self.cause_from, 0, self.events),

@@ -165,7 +165,7 @@ def write_traces(case: Case, folder: Path) -> list[Path]:
     if case.manifest is None and not case.step_log:
         return paths
     ranks = [builder.rank for builder in builders]
-    write_job(folder, ranks, case.manifest or {}, case.step_log)
+    write_job(folder, ranks, case.manifest or {}, case.step_log, case.hosts)
     return [folder]
 
 
@@ -302,11 +302,14 @@ def _ns(word: str) -> int:
     return round(float(word) * 1e6)
 
 
-def write_job(folder: Path, ranks: Sequence[int], part: Mapping[str, object], log: str) -> None:
+def write_job(
+    folder: Path, ranks: Sequence[int], part: Mapping[str, object], log: str, hosts: int = 1
+) -> None:
     """Write a manifest in which each rank says ``part``, and the log of each rank where ``log`` draws one."""
     entries = {}
-    for rank in ranks:
-        entry = {"file": f"rank-{rank}.json", "host": "node", "environment": {}, **part}
+    for place, rank in enumerate(ranks):
+        host = f"node{place * hosts // len(ranks)}"
+        entry = {"file": f"rank-{rank}.json", "host": host, "environment": {}, **part}
         if log:
             entry["step_log"] = f"rank-{rank}.steps"
             (folder / f"rank-{rank}.steps").write_bytes(draw_log(log, rank=rank))

@@ -45,9 +45,8 @@ def find_quiet(trace: Trace, events: GpuEvents, threads: npt.NDArray[np.int32]) 
     alone = np.searchsorted(launched, begin, side="right") == following
     begin, end, following = begin[alone], end[alone], following[alone]
     last = np.minimum(following, max(rows.size - 1, 0))
-    near = (following < rows.size) & (launched[last] - end < LONG_LAUNCH_NS) if rows.size else alone[alone]
-    opens = near & (end - begin >= LONG_LAUNCH_NS)
-    opens[opens] = first[last[opens]]
+    opens = (following < rows.size) & (end - begin >= LONG_LAUNCH_NS)
+    opens[opens] = (launched[last[opens]] - end[opens] < LONG_LAUNCH_NS) & first[last[opens]]
     generated = opens.copy()
     generated[opens] = trace.named_among(rows[last[opens]], vocabulary.is_generated_kernel)
     of_call = opens & ~generated

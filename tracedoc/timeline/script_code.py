@@ -68,6 +68,10 @@ OF_A_FRAMEWORK = re.compile(
 """Ranges that frameworks write."""
 
 
+LOADER = "the data loader"
+"""Where a thread is that waits for the workers of its loader."""
+
+
 class CodePlace(msgspec.Struct, frozen=True):
     """A function of the script, or a named range, with the host's time in it that no operator covers.
 
@@ -84,6 +88,8 @@ class CodePlace(msgspec.Struct, frozen=True):
     call: str = ""
 
     def __str__(self) -> str:
+        if not self.file and self.function == LOADER:
+            return LOADER
         if not self.file:
             return f"the range `{self.function}`"
         if self.function == TOP_LEVEL:
@@ -111,18 +117,23 @@ def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
 
 
 PASS_SHARE = 0.5
-"""A named range that holds this share of what a CPU computes is a pass of the model, or the step itself."""
+"""A named range that holds this share of what a CPU computes, or of all operators, is a pass of the
+model, or the step itself."""
 
 
 def _is_a_pass(timeline: RankTimeline, place: CodePlace) -> bool:
-    """Whether a range of a CPU run holds the work of the model: it is nothing to take out of the step."""
+    """Whether a range holds the work of the model: it is nothing to take out of the step."""
     window, activity, trace = timeline.judged, timeline.activity, timeline.trace
-    if place.file or not timeline.is_cpu or window is None or activity is None:
+    if place.file or window is None or activity is None:
         return False
     rows = trace.rows_named(lambda name: name == place.function, Kind.ANNOTATION)
-    compute = activity.compute.clip(window.start_ns, window.end_ns)
-    inside = compute & Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
-    return inside.total_ns >= PASS_SHARE * compute.total_ns
+    ranges = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    if timeline.is_cpu:
+        compute = activity.compute.clip(window.start_ns, window.end_ns)
+        return (compute & ranges).total_ns >= PASS_SHARE * compute.total_ns
+    begun = trace.ts_ns[trace.is_kind(Kind.CPU_OP)]
+    begun = begun[(begun >= window.start_ns) & (begun < window.end_ns)]
+    return int(ranges.covered_ns(begun, begun + 1).sum()) >= PASS_SHARE * begun.size
 
 
 def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:
@@ -264,11 +275,14 @@ def place_of_stack(frames: Iterable[str], loop: Container[str]) -> CodePlace | N
     """The function of the script that a sampled stack is in, ``None`` where it does what all steps do.
 
     Frames run from the innermost outwards, as ``train.py(12): main@15``. Functions of ``loop`` are around
-    every step: such a one has its line and what it calls, and ``None`` stands for torch working for it.
+    every step: such a one has its line and what it calls, and ``None`` stands for torch working for it. A
+    data loader that runs no function of the script is waited for.
     """
     call, works = "", False
     for frame in frames:
         name, _, line = frame.rpartition("@")
+        if name.startswith("torch/utils/data/dataloader.py"):
+            return CodePlace("", 0, LOADER, loading=True, time_ns=0)
         owner = _owner(name)
         if isinstance(owner, CodePlace):
             if name not in loop:

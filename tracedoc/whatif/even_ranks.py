@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.ranks.run_view import RunView
@@ -20,12 +21,16 @@ from tracedoc.whatif.removal import Times
 
 
 class Even(msgspec.Struct, frozen=True, eq=False):
-    """The times of a program in which no rank takes longer than its peers; columns as in the program."""
+    """The times of a program in which no rank takes longer than its peers; columns as in the program.
+
+    ``stages`` are the positions of each stage's ranks: all are peers without a pipeline.
+    """
 
     lag: Times
     own: Times
     ready: Times
     dur: Times
+    stages: tuple[tuple[int, ...], ...]
 
 
 def even_times(run: RunView, program: RunProgram) -> Even:
@@ -39,9 +44,9 @@ def even_times(run: RunView, program: RunProgram) -> Even:
     stages = pipeline(run)
     place_of = {rank: place for place, rank in enumerate(layout.ranks)}
     groups = (tuple(range(len(run.digests))),) if stages is None else stages.stages
+    peers = tuple(_places(run, stage, place_of) for stage in groups)
     ready = program.ready.astype(np.int64)
-    for stage in groups:
-        places = _places(run, stage, place_of)
+    for places in peers:
         if len(places) < 2:
             continue
         even = evened(even, places, places)
@@ -55,9 +60,9 @@ def even_times(run: RunView, program: RunProgram) -> Even:
             (place,) = _places(run, (slow,), place_of)
             mine = layout.computes & (layout.event_rank == place)
             dur[mine] = np.rint(dur[mine] / ratio)
-        for stage in stages.stages:
-            dur = _even_passes(program, _places(run, stage, place_of), dur)
-    return Even(narrow(lag), even.own, narrow(ready), narrow(dur))
+        for places in peers:
+            dur = _even_passes(program, places, dur)
+    return Even(narrow(lag), even.own, narrow(ready), narrow(dur), peers)
 
 
 def _places(run: RunView, stage: tuple[int, ...], place_of: dict[int, int]) -> tuple[int, ...]:
@@ -119,7 +124,8 @@ def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Tim
             mine = events[segment == number]
             alike.setdefault((mine.size, int(program.layout.event_part[mine].sum())), []).append(mine)
     for passes in alike.values():
-        _to_mean(found, passes)
+        sums = np.array([float(found[events].sum()) for events in passes])
+        _scale(found, passes, sums, float(sums.mean()))
     return found
 
 
@@ -129,22 +135,29 @@ def even_pauses(program: RunProgram, even_lag: Times) -> Times:
     return np.asarray(np.clip(found, 0, even_lag), dtype=np.int64)
 
 
-def balanced_hosts(program: RunProgram, even_lag: Times) -> Times:
-    """Host times of ranks on CPUs that compute as long on their passes as the mean of all."""
+def balanced_hosts(program: RunProgram, even: Even) -> Times:
+    """Host times of ranks on CPUs that compute as long on their passes as the mean stage."""
     layout = program.layout
     passes = np.isin(layout.part, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE))
-    work = np.where(passes, even_lag - even_pauses(program, even_lag), 0)
+    work = np.where(passes, even.lag - even_pauses(program, even.lag), 0)
     rank = layout.rank_of_point(np.arange(layout.points))
-    sums = np.bincount(rank, weights=work, minlength=len(layout.ranks))
-    share = sums.mean() / np.maximum(sums, 1.0) - 1.0
-    return np.asarray(even_lag + np.rint(work * share[rank]), dtype=np.int64)
+    sums = np.bincount(rank, weights=work.astype(np.float64), minlength=len(layout.ranks))
+    share = _mean_stage(sums, even) / np.maximum(sums, 1.0) - 1.0
+    return np.asarray(even.lag + np.rint(work * share[rank]), dtype=np.int64)
 
 
-def balanced_stages(program: RunProgram, dur: Times) -> Times:
-    """Durations in which every rank computes as long on its passes as the mean of all."""
-    found = dur.astype(np.int64)
-    _to_mean(found, [_passes(program, place)[0] for place in range(len(program.layout.ranks))])
+def balanced_stages(program: RunProgram, even: Even) -> Times:
+    """Durations in which every rank computes as long on its passes as the mean stage."""
+    found = even.dur.astype(np.int64)
+    passes = [_passes(program, place)[0] for place in range(len(program.layout.ranks))]
+    sums = np.array([float(found[events].sum()) for events in passes])
+    _scale(found, passes, sums, _mean_stage(sums, even))
     return found
+
+
+def _mean_stage(sums: npt.NDArray[np.float64] | npt.NDArray[np.int64], even: Even) -> float:
+    """The mean over stages of what each rank takes: of some fewer ranks may have been captured."""
+    return float(np.mean([sums[list(stage)].mean() for stage in even.stages if stage]))
 
 
 def between_stages(program: RunProgram) -> Mask:
@@ -158,13 +171,11 @@ def between_stages(program: RunProgram) -> Mask:
     return np.asarray(sent | (both & (sizes == 2) & sent.any()))
 
 
-def _to_mean(dur: Times, parts: list[Index]) -> None:
-    """Let several lists of events take together as long as on average each."""
-    sums = [float(dur[events].sum()) for events in parts]
-    mean = sum(sums) / len(sums)
-    for events, length in zip(parts, sums, strict=True):
-        if length > 0:
-            dur[events] = np.rint(dur[events] * (mean / length))
+def _scale(dur: Times, parts: list[Index], sums: npt.NDArray[np.float64], length: float) -> None:
+    """Let several lists of events, which take ``sums``, each take a length together."""
+    for events, now in zip(parts, sums.tolist(), strict=True):
+        if now > 0:
+            dur[events] = np.rint(dur[events] * (length / now))
 
 
 def _passes(program: RunProgram, place: int) -> tuple[Index, Index]:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from tracedoc.ledger import SHARED_ABOVE, Ledger, LedgerCause, Range
+from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE, Ledger, LedgerCause, Range
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.play.solver import Cyclic
@@ -30,9 +30,6 @@ from tracedoc.whatif.removal import OverSteps, Removal, without
 
 SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split; no range is played for such causes."""
-
-HIDDEN_BELOW = 0.5
-"""A cause is hidden by another if it gives less than this share of its part of the step alone."""
 
 RANKS, SLOW, INPUT = "ranks", "slow_steps", "input.wait"
 """The family of ranks that are slower than their peers, and causes that other steps show."""
@@ -455,17 +452,27 @@ def _late(run: RunView, cause: LedgerCause, most_ms: float) -> LedgerCause:
 def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
     """The causes of the replayed step, and what other steps show beyond them."""
     found = {one.id: one for one in causes}
-    late = {name: (share * apart.late_ms, ranks) for name, (share, ranks) in apart.late.items()}
+    late = {
+        name: (share * apart.late_ms, share * apart.late_ms, ranks)
+        for name, (share, ranks) in apart.late.items()
+    }
     if apart.late_ms < 0:
-        known = {one.id: one.share_ms for one in causes if one.id.startswith(RANKS)}
-        total = sum(known.values())
-        late = {name: (share / total * apart.late_ms, ()) for name, share in known.items() if total}
+        # What another cause costs only while these ranks are late becomes less with it.
+        ranked = {one.id for one in causes if one.id.startswith(RANKS)}
+        known = {one.id: one.share_ms - (0.0 if one.id in ranked else one.last_ms) for one in causes}
+        known = {name: ms for name, ms in known.items() if ms > 0}
+        total, alone = sum(known.values()), sum(known.get(name, 0.0) for name in ranked)
+        late = {
+            name: (ms / total * apart.late_ms, min(ms / alone, 1.0) * apart.late_ms, ())
+            for name, ms in known.items()
+            if alone
+        }
     if apart.input_ms > 0:
-        late[INPUT] = (apart.input_ms, ())
-    for name, (ms, ranks) in late.items():
+        late[INPUT] = (apart.input_ms, apart.input_ms, ())
+    for name, (ms, of_alone, ranks) in late.items():
         one = found.get(name) or LedgerCause(name, 0.0, (0.0, 0.0, 0.0), 0.0)
         more = max(ms, -one.share_ms)
-        low, likely, high = (max(alone + more, 0.0) for alone in one.alone_ms)
+        low, likely, high = (max(alone + of_alone, 0.0) for alone in one.alone_ms)
         found[name] = replace(
             one,
             share_ms=one.share_ms + more,

@@ -398,8 +398,8 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     # What a part takes whose other end is not known may be waiting, for the stage of a rank that is missing.
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
-    dur = _taken(even.dur, balanced_stages(program, even.dur))
-    lag = _taken(even.lag, balanced_hosts(program, even.lag)) if program.layout.is_cpu else None
+    dur = _taken(even.dur, balanced_stages(program, even))
+    lag = _taken(even.lag, balanced_hosts(program, even)) if program.layout.is_cpu else None
     balanced = dur is not None or lag is not None
     members: dict[str, Removal | None] = {
         "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
@@ -424,12 +424,15 @@ def _compute(program: RunProgram, even: Even) -> Family[Removal] | None:
     again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
     small = _repeated_small(program) & ~again
     of_optimizer = (layout.event_part == Phase.OPTIMIZER) | (layout.group == Group.OPTIMIZER)
-    others = ~(again | small | of_optimizer)
+    copies = np.asarray((layout.group == Group.COPY_OTHER) & ~(again | small | of_optimizer))
+    copied = _chosen(even.dur, copies)
+    others = ~(again | small | of_optimizer | copies)
     return _family(
         {
             "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
             "compute.optimizer": _optimizer(program, even, small & of_optimizer),
             "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
+            "compute.copies": None if copied is None else Removal(dur=copied),
             **{f"compute.{name}": _wasted(program, even, *waste, others) for name, waste in WASTES.items()},
         }
     )
@@ -467,9 +470,13 @@ def _optimizer(program: RunProgram, even: Even, small: Mask) -> Removal | None:
 
 
 def _repeated_small(program: RunProgram) -> Mask:
-    """Which kernels are small, and follow a small one on their stream: fused, they are one with it."""
+    """Which kernels are small, and follow a small one on their stream: fused, they are one with it.
+
+    Matrix products and attention, as small as they are, stay kernels of their own.
+    """
     layout = program.layout
-    small = layout.computes & (program.dur < SMALL_NS)
+    alone = np.isin(layout.group, (Group.MATRIX, Group.ATTENTION))
+    small = layout.computes & ~alone & (program.dur < SMALL_NS)
     follows = np.zeros(layout.events, dtype=bool)
     lane = layout.lane(np.arange(layout.events))
     follows[1:] = small[1:] & small[:-1] & (lane[1:] == lane[:-1])

@@ -72,7 +72,7 @@ def _in_step(program: RunProgram, removals: Sequence[Removal]) -> tuple[float, s
             at, longest = int(one.lag.argmax()), int(one.lag.max())
     by_rank = taken.reshape(-1, len(PARTS))
     whole = float(taken.sum())
-    if longest >= MOST_SHARE * by_rank[of_point[at]].sum() > 0:
+    if longest and longest >= MOST_SHARE * by_rank[of_point[at]].sum():
         return whole, _stretch(program, at)
     of_parts = by_rank.sum(axis=0)
     return whole, PARTS[int(of_parts.argmax())] if of_parts.max() >= MOST_SHARE * whole > 0 else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import msgspec
@@ -13,7 +13,7 @@ from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
 from tracedoc.play.solver import Cyclic
 from tracedoc.predicted import as_runs_differ
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
+from tracedoc.whatif.changes.change import ALL_COUNTS, Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
 
 NARROW = 0.05
@@ -44,6 +44,9 @@ class _Outcome(msgspec.Struct, frozen=True):
     limited_by: str = ""
 
 
+_Outcomes = dict[Scenario, _Outcome]
+
+
 @once
 def run_replay(run: RunView) -> RunReplay | Refusal:
     """The replay of a run, made once."""
@@ -53,46 +56,56 @@ def run_replay(run: RunView) -> RunReplay | Refusal:
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
     """Return the step after each of several lists of changes, each list applied together, in order.
 
+    Where only a share of a change's replayed gain counts, it is a share of what it adds to the others.
     Programs are edited as they are played, some lists at a time, and of very many ranks one scenario at a
     time: each program takes megabytes then.
     """
+    lists = [*plans, *filter(None, map(_sure, plans))]
     together = replay.player.together(replay.base[Scenario.LIKELY].program)
     every = tuple(Scenario)
     turns = [every] if together >= len(every) else [(scenario,) for scenario in every]
     width = max(1, together // len(every))
-    answers: list[Prediction | NotApplicable] = []
-    for begin in range(0, len(plans), width):
-        answers += _predicted(replay, plans[begin : begin + width], turns)
-    return answers
+    found: list[_Outcomes | NotApplicable] = []
+    for begin in range(0, len(lists), width):
+        found += _outcomes(replay, lists[begin : begin + width], turns)
+    sure = iter(found[len(plans) :])
+    return [
+        one if isinstance(one, NotApplicable) else _prediction(replay, plan, one, before)
+        for plan, one in zip(plans, found, strict=False)
+        for before in [next(sure) if _sure(plan) else None]
+    ]
 
 
-def _predicted(
+def _sure(plan: Sequence[Request]) -> Sequence[Request]:
+    """The changes of a list whose replayed gain counts in full, where others are among them; else none."""
+    sure = [one for one in plan if CHANGES[one.name].gain_shares == ALL_COUNTS]
+    return sure if len(sure) < len(plan) else []
+
+
+def _outcomes(
     replay: RunReplay, plans: Sequence[Sequence[Request]], turns: Sequence[tuple[Scenario, ...]]
-) -> list[Prediction | NotApplicable]:
-    """Return the step after each list of changes; the scenarios of one turn are played together."""
-    found: list[dict[Scenario, _Outcome] | NotApplicable] = [{} for _ in plans]
+) -> list[_Outcomes | NotApplicable]:
+    """What comes of each list of changes; the scenarios of one turn are played together."""
+    found: list[_Outcomes | NotApplicable] = [{} for _ in plans]
     try:
         for scenarios in turns:
             _play(replay, plans, scenarios, found)
     except Cyclic:
         if len(plans) == 1:
             return [NotApplicable("with it, something would wait for itself")]
-        return [answer for one in plans for answer in _predicted(replay, [one], turns)]
-    return [
-        one if isinstance(one, NotApplicable) else _prediction(replay, requests, one)
-        for requests, one in zip(plans, found, strict=True)
-    ]
+        return [one for plan in plans for one in _outcomes(replay, [plan], turns)]
+    return found
 
 
 def _play(
     replay: RunReplay,
     plans: Sequence[Sequence[Request]],
     scenarios: tuple[Scenario, ...],
-    found: list[dict[Scenario, _Outcome] | NotApplicable],
+    found: list[_Outcomes | NotApplicable],
 ) -> None:
     """Add to what was ``found`` of each list of changes what it is in some scenarios, or why it cannot be."""
     programs: list[RunProgram] = []
-    outcomes: list[dict[Scenario, _Outcome]] = []
+    outcomes: list[_Outcomes] = []
     for place, (requests, known) in enumerate(zip(plans, found, strict=True)):
         if isinstance(known, NotApplicable):
             continue
@@ -136,20 +149,21 @@ def apply_changes(
 
 
 def _prediction(
-    replay: RunReplay, requests: Sequence[Request], found: Mapping[Scenario, _Outcome]
+    replay: RunReplay,
+    requests: Sequence[Request],
+    found: _Outcomes,
+    before: _Outcomes | NotApplicable | None,
 ) -> Prediction:
+    """What comes of changes, as ``found``; ``before`` is what comes of those that count in full alone."""
     changes = [CHANGES[request.name] for request in requests]
-    units = prod(change.units for change in changes)
-    steps = [
-        replay.step_ms * found[scenario].step_ns / replay.base[scenario].step_ns / units
-        for scenario in Scenario
-    ]
-    low, likely, high = min(steps), steps[Scenario.LIKELY], max(steps)
-    shares = [prod(change.gain_shares[place] for change in changes) for place in range(3)]
     # Gains count from the step of today, for the same work.
+    gains = _gains(replay, found, changes)
+    sure = [one for one in changes if one.gain_shares == ALL_COUNTS]
+    known = _gains(replay, before, sure) if isinstance(before, dict) else [0.0, 0.0, 0.0]
+    shares = [prod(change.gain_shares[place] for change in changes) for place in range(3)]
     gains = [
-        (replay.step_ms - step) * (share if step < replay.step_ms else 1.0)
-        for step, share in zip((high, likely, low), shares, strict=True)
+        first + (gain - first) * (share if gain > first else 1.0)
+        for gain, first, share in zip(gains, known, shares, strict=True)
     ]
     spread = WIDENING * replay.model_error_frac * replay.step_ms
     if abs(gains[1]) < spread:
@@ -163,8 +177,24 @@ def _prediction(
         gain_ms=gained,
         limited_by=found[Scenario.LIKELY].limited_by,
         confidence=_confidence(replay, after),
-        assumptions=tuple(dict.fromkeys(change.assumption for change in changes if change.assumption)),
+        assumptions=tuple(
+            dict.fromkeys(
+                change.assumption.format(**request.values)
+                for change, request in zip(changes, requests, strict=True)
+                if change.assumption
+            )
+        ),
     )
+
+
+def _gains(replay: RunReplay, found: _Outcomes, changes: Sequence[Change]) -> list[float]:
+    """How much shorter the step of ``replay`` is in the scenarios, in ms: at worst, likely, at best."""
+    units = prod(change.units for change in changes)
+    steps = [
+        replay.step_ms * found[scenario].step_ns / replay.base[scenario].step_ns / units
+        for scenario in Scenario
+    ]
+    return [replay.step_ms - step for step in (max(steps), steps[Scenario.LIKELY], min(steps))]
 
 
 def _confidence(replay: RunReplay, step_ms: tuple[float, float, float]) -> str:

@@ -59,7 +59,18 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
 @click.option(
     "--no-sequence-parallel", is_flag=True, help="Layouts: tensor parallelism splits matrices only."
 )
-@click.option("--precision", metavar="NAME", help="fp32, bf16-mixed, fp16-mixed or bf16. [bf16-mixed]")
+@click.option(
+    "--capacity",
+    type=float,
+    metavar="X",
+    help="Megatron: each expert computes on X times an even share, padded. [what comes]",
+)
+@click.option(
+    "--flex-dispatch", is_flag=True, help="Megatron: tokens go to experts by DeepEP or HybridEP, not NCCL."
+)
+@click.option(
+    "--precision", metavar="NAME", help="fp32, bf16-mixed(-reduce), fp16-mixed or bf16. [bf16-mixed]"
+)
 @click.option(
     "--optimizer",
     metavar="NAME",

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from tracedoc.errors import InputError
-from tracedoc.planner.hardware import GPUS_OF_A_CPU
+from tracedoc.planner.hardware import GPUS_OF_A_CPU, GPUS_OF_A_SWITCH
 from tracedoc.planner.machine import Gathered, Machine, keep
 
 MODEL_WIDTH, MLP_WIDTH, TOKENS = 4096, 14336, 4096
@@ -119,7 +119,7 @@ def _gathers(torch: Any, device: str, kind: Any) -> tuple[Gathered, ...]:
     distributed.init_process_group("nccl" if device == "cuda" else "gloo")
     rank, local_rank = distributed.get_rank(), int(os.environ["LOCAL_RANK"])
     found = []
-    for size in sorted({min(GPUS_OF_A_CPU, local), local}):
+    for size in sorted({min(few, local) for few in (GPUS_OF_A_SWITCH, GPUS_OF_A_CPU, local)}):
         starts = range(0, distributed.get_world_size(), local)
         groups = [range(start, start + size) for start in starts]  # all processes make all groups
         for members, group in [(one, distributed.new_group(list(one))) for one in groups]:

@@ -63,6 +63,8 @@ class Options(msgspec.Struct, frozen=True):
     overlap: str | None = None
     context_parallel: str | None = None
     no_sequence_parallel: bool = False
+    capacity: float | None = None
+    flex_dispatch: bool = False
     precision: str | None = None
     optimizer: str | None = None
     lora_rank: int | None = None
@@ -183,6 +185,8 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         ("--overlap", options.overlap),
         ("--context-parallel", options.context_parallel),
         ("--no-sequence-parallel", options.no_sequence_parallel),
+        ("--capacity", options.capacity is not None),
+        ("--flex-dispatch", options.flex_dispatch),
     )
     for option, value in given:
         if value and not layouts:
@@ -205,6 +209,7 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         overlaps=overlaps,
         context_by=context,
         sequence_parallel=not options.no_sequence_parallel,
+        flex=options.flex_dispatch,
         keeps_micro_batch=options.micro_batch is not None and not search,
         keeps_accumulation=options.accumulation is not None,
         search=search and not layouts,
@@ -272,6 +277,7 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         compiled=options.compiled,
         fp8=options.fp8,
         optimizer_in_backward=options.optimizer_in_backward,
+        capacity=options.capacity or 0.0,
     )
     if options.lora_targets and not training.lora_rank:
         raise InputError("--lora-targets has no effect without adapters", "add: --lora-rank 16")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import BUDGET_PARTS, BudgetParts, Diagnosis, Gain, RankReport, StepBudget
-from tracedoc.predicted import PlanStep
+from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.charts.over_time import TimeScale
 from tracedoc.report.view import Segment, segments
 from tracedoc.report.words import STATES
@@ -85,8 +85,13 @@ def plan_rows(plan: Sequence[PlanStep]) -> Iterator[PlanRow]:
         )
 
 
-def gain_bar(gain: Gain | None, step_ms: float) -> RangeBar | None:
-    """What is saved of the step; ``None`` for nothing. A gain of the mean step is a part of that."""
+def gain_bar(gain: Gain | None, step_ms: float, fix: Predicted | None = None) -> RangeBar | None:
+    """What is saved of the step, by a fix that was played if there is one; ``None`` for nothing.
+
+    A gain of the mean step is a part of that.
+    """
+    if fix is not None and fix.gain_ms[1] > 0:
+        return _range(fix.before_ms, fix.gain_ms[0], fix.gain_ms[2])
     if gain is None or gain.high_ms <= 0 or step_ms <= 0:
         return None
     return _range(gain.mean_step_ms or step_ms, gain.low_ms, gain.high_ms)

@@ -216,4 +216,5 @@ def _marks(
         start, end = interval.start_ms, min(interval.end_ms, picture.span_ms)
         if 0 <= start < end:
             left, width = scale.percent(start), max(scale.percent(end - start), 0.2)
-            yield Mark(item.number, item.finding.severity, longest.what, round(left, 3), round(width, 3))
+            title = f"{longest.what}. {item.finding.message}"
+            yield Mark(item.number, item.finding.severity, title, round(left, 3), round(width, 3))

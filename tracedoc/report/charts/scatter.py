@@ -133,9 +133,10 @@ def _powers(x_from: float, x_to: float) -> Iterator[int]:
 
 
 def _decades(y_from: float, y_to: float) -> Iterator[float]:
-    """Yield round bandwidths: powers of ten, between them 2 and 5 where there are few."""
-    fine = y_to - y_from < 2
+    """Yield round bandwidths: powers of ten; where there are few, 2 and 5 beside them, or all digits."""
+    span = y_to - y_from
+    factors = (1,) if span >= 2 else (1, 2, 5) if span >= 0.7 else range(1, 10)
     for exponent in range(math.floor(y_from), math.ceil(y_to) + 1):
-        for factor in (1, 2, 5) if fine else (1,):
+        for factor in factors:
             if y_from <= math.log10(factor) + exponent <= y_to:
                 yield factor * 10.0**exponent

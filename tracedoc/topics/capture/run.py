@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import NamedTuple
 
 from tracedoc.errors import Limit
@@ -230,6 +230,7 @@ class _Debugging(NamedTuple):
     name: str
     holds: Callable[[str], bool]
     harmless: Callable[[RunView, RankJob], bool]
+    cost: str
 
 
 def _is_on(value: str) -> bool:
@@ -262,17 +263,36 @@ def _never(run: RunView, rank: RankJob) -> bool:
     return False
 
 
+def _logs_calls(run: RunView, rank: RankJob) -> bool:
+    """Whether NCCL's log leaves out what is written at every call."""
+    listed = rank.variables.get("NCCL_DEBUG_SUBSYS", "").upper().split(",")
+    return _one_rank(run, rank) or not {"COLL", "CALLS", "ALL", "P2P"} & set(listed)
+
+
+_EACH_KERNEL = "the host waits for each kernel"
+_EACH_CALL = "each call of NCCL is written down"
+_WAITS = "the host waits for each collective"
+
 _DEBUGGING = (
-    _Debugging("CUDA_LAUNCH_BLOCKING", _is_on, _never),
-    _Debugging("HIP_LAUNCH_BLOCKING", _is_on, _never),
-    _Debugging("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, _never),
-    _Debugging("TORCH_DISTRIBUTED_DEBUG", lambda value: value.upper() == "DETAIL", _one_rank),
-    _Debugging("NCCL_DEBUG", lambda value: value.upper() == "TRACE", _one_rank),
-    _Debugging("NCCL_P2P_DISABLE", _is_on, _no_peer_access),
-    _Debugging("NCCL_SHM_DISABLE", _is_on, _one_rank),
-    _Debugging("NCCL_IB_DISABLE", _is_on, _no_infiniband),
-    _Debugging("NCCL_BLOCKING_WAIT", _is_on, _one_rank),
-    _Debugging("TORCH_NCCL_BLOCKING_WAIT", _is_on, _one_rank),
+    _Debugging("CUDA_LAUNCH_BLOCKING", _is_on, _never, _EACH_KERNEL),
+    _Debugging("HIP_LAUNCH_BLOCKING", _is_on, _never, _EACH_KERNEL),
+    _Debugging("AMD_SERIALIZE_KERNEL", _is_on, _never, _EACH_KERNEL),
+    _Debugging("AMD_SERIALIZE_COPY", _is_on, _never, "the host waits for each copy"),
+    _Debugging("PYTORCH_NO_CUDA_MEMORY_CACHING", _is_on, _never, "each tensor is allocated by the driver"),
+    _Debugging(
+        "TORCH_DISTRIBUTED_DEBUG",
+        lambda value: value.upper() == "DETAIL",
+        _one_rank,
+        "each collective is checked by another one",
+    ),
+    _Debugging("NCCL_DEBUG", lambda value: value.upper() == "TRACE", _one_rank, _EACH_CALL),
+    _Debugging("NCCL_DEBUG", lambda value: value.upper() == "INFO", _logs_calls, _EACH_CALL),
+    _Debugging("NCCL_P2P_DISABLE", _is_on, _no_peer_access, "GPUs of a host exchange through its memory"),
+    _Debugging("NCCL_SHM_DISABLE", _is_on, _one_rank, "GPUs of a host exchange through the network"),
+    _Debugging("NCCL_IB_DISABLE", _is_on, _no_infiniband, "hosts exchange by sockets"),
+    _Debugging("NCCL_BLOCKING_WAIT", _is_on, _one_rank, _WAITS),
+    _Debugging("TORCH_NCCL_BLOCKING_WAIT", _is_on, _one_rank, _WAITS),
+    _Debugging("TORCH_NCCL_ENABLE_TIMING", _is_on, _one_rank, "each collective records two more events"),
 )
 """Debugging settings that cost speed. The collector sets none of them."""
 
@@ -288,6 +308,13 @@ def debug_settings(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else ", ".join(found) or "none"
 
 
+@run_fact(unit="text")
+def debug_costs(run: RunView) -> Value:
+    """What such variables cost, in words; "none" without any."""
+    found = _settings(run)
+    return found if isinstance(found, Unknown) else ", ".join(dict.fromkeys(found.values())) or "none"
+
+
 @run_fact(unit="count")
 def debug_settings_count(run: RunView) -> Value:
     """How many such variables are set on any rank."""
@@ -295,15 +322,15 @@ def debug_settings_count(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else len(found)
 
 
-def _settings(run: RunView) -> list[str] | Unknown:
+def _settings(run: RunView) -> dict[str, str] | Unknown:
+    """What each setting costs, as ``{"NCCL_IB_DISABLE=1": "hosts exchange by sockets"}``."""
     if run.job is None:
         return NO_MANIFEST
-    return list(dict.fromkeys(_settings_of_ranks(run, run.job.ranks)))
-
-
-def _settings_of_ranks(run: RunView, ranks: Iterable[RankJob]) -> Iterable[str]:
-    for rank in ranks:
-        for setting in _DEBUGGING:
-            value = rank.variables.get(setting.name)
-            if value is not None and setting.holds(value) and not setting.harmless(run, rank):
-                yield f"{setting.name}={value}"
+    return {
+        f"{setting.name}={value}": setting.cost
+        for rank in run.job.ranks
+        for setting in _DEBUGGING
+        if (value := rank.variables.get(setting.name)) is not None
+        and setting.holds(value)
+        and not setting.harmless(run, rank)
+    }

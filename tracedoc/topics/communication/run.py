@@ -20,6 +20,7 @@ from tracedoc.topics.capture.run import recorded
 from tracedoc.topics.host.rank import sync_idle_ms
 from tracedoc.topics.links.run import half_rate_bytes, usual_call_ns, usual_rates
 from tracedoc.topics.step.rank import NO_STEP
+from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.values import Unknown, Value
 
 MOST_OVER_USUAL = 4
@@ -73,6 +74,24 @@ def exposed_comm_excluding_wait_ms(run: RunView, digest: RankDigest, step: StepD
     split = run.splits[digest.rank, step.index]
     transfer_ns = max(split.transfer_ns - hidden_by_last_ns(run, digest, step, all_of_them), 0)
     return (transfer_ns + split.unsplit_ns) / 1e6
+
+
+@digest_fact(unit="gbps", needs=("collectives",))
+def least_transfer_gbps(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Bus bandwidth that the exposed collectives of the median step reach at least, weighted by time.
+
+    As nccl-tests count it, but over all of their time: how much of that is waiting is not known. Unknown
+    where it is (:func:`transfer_gbps`), and without collectives whose bytes and ranks are known.
+    """
+    table = digest.collectives
+    factor = np.array([busbw_factor(kind.op, kind.group_size or 0) for kind in table.kinds] or [0.0])[
+        table.kind
+    ]
+    rows = (table.step == step.index) & (table.exposed_ns > 0) & (table.nbytes != NONE) & (factor > 0)
+    lasted = int((table.end_ns - table.start_ns)[rows].sum())
+    if run.splits[digest.rank, step.index].unsplit_ns <= 0 or not lasted:
+        return Unknown("waiting is known apart from transfer, or no message has a size")
+    return float((table.nbytes * factor)[rows].sum() / lasted)
 
 
 @run_fact(unit="text", values=SPLITS)

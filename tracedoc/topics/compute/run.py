@@ -57,6 +57,8 @@ def half_gpus_throughput_frac(run: RunView, digest: RankDigest, step: StepDigest
     if isinstance(apart, Unknown | str):
         return apart
     length = step.budget.window_ns
+    if length == 0:
+        return Unknown("the step takes no time")
     twice = length + step.budget.compute_ns
     roomy = isinstance(used, float) and used < HALF
     if family in REPLICAS:

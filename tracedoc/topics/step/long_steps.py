@@ -155,7 +155,9 @@ def why_long(run: RunView) -> WhyLong | Unknown:
     # Who waits for others in communication does nothing longer itself.
     own = {rank: sum(ns for kind, ns in of.items() if kind != "communication") for rank, of in more.items()}
     worst = max(own, key=lambda rank: own[rank])
-    if own[worst] <= more[worst]["communication"]:
+    if own[worst] <= max(
+        more[worst]["communication"], INVOLVED * max(of["communication"] for of in more.values())
+    ):
         return WhyLong("communication", tuple(own), "", 0.0)
     of = {kind: ns for kind, ns in more[worst].items() if kind != "communication"}
     digest = run.digest(worst)

@@ -21,15 +21,20 @@ NO_SAMPLES = Unknown("no step was far longer than usual where stacks are sampled
 NO_FUNCTION = Unknown("no function of long steps is known")
 
 
+SAVING, LOADING, BESIDE, OTHER = "saving", "loading", "a thread beside", "other"
+DOINGS = (SAVING, LOADING, BESIDE, OTHER)
+
+
 class SlowCode(msgspec.Struct, frozen=True):
     """The function in which long steps spend half of their time or more, and the ranks where they do.
 
-    Of ``steps`` that the rank longest in it made ``long`` were, and were in it for ``ms`` together.
+    Of ``steps`` that the rank longest in it made ``long`` were, and were in it for ``ms`` together. ``doing``
+    is one of :data:`DOINGS`.
     """
 
     place: CodePlace
     ranks: tuple[int, ...]
-    saves: bool
+    doing: str
     ms: float
     long: int
     steps: int
@@ -43,15 +48,9 @@ def slow_code(run: RunView) -> SlowCode | None:
     """
     found: dict[CodePlace, list[SlowCode]] = {}
     for rank in run.job.ranks if run.job is not None else ():
-        by_place, saved = _times(rank)
-        place = max(by_place, key=lambda one: by_place[one], default=None)
-        if place is None or by_place[place] < NAMED_SHARE * sum(ms for ms, _ in rank.samples.stacks):
-            continue
-        ms, samples = by_place[place], rank.samples
-        saves = saved[place] >= NAMED_SHARE * ms
-        found.setdefault(place, []).append(
-            SlowCode(place, (rank.rank,), saves, ms, samples.long, samples.steps)
-        )
+        own = _of_training(rank) or _of_threads(rank)
+        if own is not None:
+            found.setdefault(own.place, []).append(own)
     if not found:
         return None
     alike = max(found.values(), key=len)
@@ -59,8 +58,8 @@ def slow_code(run: RunView) -> SlowCode | None:
     return msgspec.structs.replace(max(alike, key=lambda one: one.ms), ranks=ranks)
 
 
-def _times(rank: RankJob) -> tuple[dict[CodePlace, float], dict[CodePlace, float]]:
-    """The ms of each place in a rank's long steps, and those of them in which it writes a checkpoint."""
+def _of_training(rank: RankJob) -> SlowCode | None:
+    """What the thread that trains does in a rank's long steps for half of their time."""
     by_place: dict[CodePlace, float] = defaultdict(float)
     saved: dict[CodePlace, float] = defaultdict(float)
     loop = {frame.rpartition("@")[0] for frame in rank.samples.loop}
@@ -70,7 +69,30 @@ def _times(rank: RankJob) -> tuple[dict[CodePlace, float], dict[CodePlace, float
             by_place[place] += ms
             writes = any("torch/serialization.py" in one or "safetensors" in one for one in frames)
             saved[place] += ms * writes
-    return by_place, saved
+    found = _longest(rank, by_place)
+    if found is None:
+        return None
+    saves = saved[found.place] >= NAMED_SHARE * found.ms
+    return msgspec.structs.replace(
+        found, doing=LOADING if found.place.loading else SAVING if saves else OTHER
+    )
+
+
+def _of_threads(rank: RankJob) -> SlowCode | None:
+    """What another thread runs for half of a rank's long steps, while training does what it always does."""
+    by_place: dict[CodePlace, float] = defaultdict(float)
+    for ms, frames in rank.samples.beside:
+        if (place := place_of_stack(frames, ())) is not None:
+            by_place[place] += ms
+    return _longest(rank, by_place)
+
+
+def _longest(rank: RankJob, by_place: dict[CodePlace, float]) -> SlowCode | None:
+    place = max(by_place, key=lambda one: by_place[one], default=None)
+    if place is None or by_place[place] < NAMED_SHARE * sum(ms for ms, _ in rank.samples.stacks):
+        return None
+    samples = rank.samples
+    return SlowCode(place, (rank.rank,), BESIDE, by_place[place], samples.long, samples.steps)
 
 
 @run_fact(unit="text")
@@ -78,7 +100,8 @@ def slow_steps_code(run: RunView) -> Value:
     """The function of the script in which steps far longer than usual spend half of their time, or "none".
 
     Sampled while they run, from 1.5 times the usual step on. Where only some ranks are in it, with them: the
-    others wait.
+    others wait. Where the thread that trains does what it always does, the function that another thread runs
+    for half of that time: one thread of a process runs Python at a time.
     """
     if run.job is None or not any(one.samples.stacks for one in run.job.ranks):
         return NO_SAMPLES
@@ -86,14 +109,19 @@ def slow_steps_code(run: RunView) -> Value:
     if found is None:
         return "none"
     ranks = "" if len(found.ranks) == len(run.job.ranks) else f" on rank {format_ranges(found.ranks)}"
-    return f"{found.place}{ranks}"
+    beside = " in a thread beside training" if found.doing == BESIDE else ""
+    return f"{found.place}{beside}{ranks}"
 
 
-@run_fact(unit="bool")
-def slow_steps_save(run: RunView) -> Value:
-    """Whether what :func:`slow_steps_code` does there is to write a checkpoint."""
+@run_fact(unit="text", values=DOINGS)
+def slow_steps_doing(run: RunView) -> Value:
+    """What :func:`slow_steps_code` does there.
+
+    It is "saving" a checkpoint, "loading": waiting for workers of the data loader, "a thread beside" the one
+    that trains, or "other".
+    """
     found = slow_code(run)
-    return found.saves if found is not None else NO_FUNCTION
+    return found.doing if found is not None else NO_FUNCTION
 
 
 @run_fact(unit="ms")

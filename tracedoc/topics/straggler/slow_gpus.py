@@ -134,7 +134,7 @@ def _like_layers(run: RunView, one: int, other: int) -> bool:
 
 
 def _times(run: RunView) -> Floats:
-    """The 10 % quantile of each kind's calls without communication: [rank, kind], NaN if unfit.
+    """The 10 % quantile of each kind's calls without communication: [rank, kind], NaN if unfit or 0.
 
     In a pipeline receives lie beside the passes, and wait: there calls beside them do as well.
     """
@@ -150,7 +150,7 @@ def _times(run: RunView) -> Floats:
             times[place, column] = np.where(beside & passes, table.beside_p10_ns, np.nan)
             fit = _fit(table)
             times[place, column[fit]] = table.alone_p10_ns[fit]
-    return times
+    return np.where(times > 0, times, np.nan)
 
 
 def _fit(table: GemmTable) -> np.ndarray:

@@ -55,10 +55,15 @@ class Arguments(msgspec.Struct, frozen=True, eq=False):
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
 
-class Change(msgspec.Struct, frozen=True):
-    """A change by its name. ``gain_shares`` are the shares of the replayed gain that count, low to high.
+ALL_COUNTS = (1.0, 1.0, 1.0)
+"""All of a replayed gain counts."""
 
-    ``units`` is how many times the work of today a step does afterwards.
+
+class Change(msgspec.Struct, frozen=True):
+    """A change by its name. ``gain_shares`` are the shares of what it adds that count, low to high.
+
+    ``assumption`` may name parameters in braces. ``units`` is how many times the work of today a step does
+    afterwards.
     """
 
     name: str
@@ -66,7 +71,7 @@ class Change(msgspec.Struct, frozen=True):
     edit: Edit
     parameters: tuple[Parameter, ...] = ()
     assumption: str = ""
-    gain_shares: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    gain_shares: tuple[float, float, float] = ALL_COUNTS
     units: float = 1.0
 
 

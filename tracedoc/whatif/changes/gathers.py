@@ -144,7 +144,7 @@ CHANGES = (
             Parameter("units", "how many units ahead", 1.0, 1, 16),
             Parameter("pass", "which gathers", "both", choices=tuple(PASSES)),
         ),
-        "there is memory for one more gathered unit",
+        "there is memory for what is gathered ahead",
     ),
     Change(
         "keep-gathered",

@@ -120,6 +120,7 @@ CHANGES = (
             Parameter("of", "which kernels", "all", choices=tuple(GROUPS)),
             Parameter("by", "the factor, above 1 for faster ones", 2.0, 0.1, 100.0),
         ),
+        "{of} kernels run {by:g} times as fast",
     ),
     Change(
         "double-batch",

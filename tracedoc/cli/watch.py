@@ -1,0 +1,184 @@
+"""``tracedoc watch``: follow a job that runs under the collector, and say when it slows down."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tracedoc.cli.completion import files, folders
+from tracedoc.cli.output import quiet_option, text_width
+from tracedoc.errors import InputError, TracedocError
+
+if TYPE_CHECKING:
+    from tracedoc.run.manifest import Part
+    from tracedoc.running.watch import JobWatch
+
+SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_SILENT = 30.0
+STILL = 10
+"""A job stands still that takes no step for so many seconds and ten usual ones."""
+
+SECONDS_BETWEEN_CAPTURES = 600.0
+"""Drift that comes and goes is not captured more often."""
+
+
+@click.command()
+@click.argument("run", metavar="RUN", shell_complete=folders)
+@click.option("--prometheus", metavar="FILE", shell_complete=files, help="Keep a textfile for node-exporter.")
+@click.option(
+    "--on-drift",
+    type=click.Choice(["tell", "capture"]),
+    default="tell",
+    show_default=True,
+    help="When steps get slower: say so, or capture and diagnose too.",
+)
+@click.option(
+    "--every", type=click.FloatRange(min=0.1), default=10.0, show_default=True, metavar="S",
+    help="Off a terminal, say how it goes so often.",
+)  # fmt: skip
+@quiet_option
+def watch(run: str, prometheus: str | None, on_drift: str, every: float) -> None:
+    """Follow a running job by the step logs that the collector keeps.
+
+    RUN is the folder of `tracedoc collect`. Nothing is asked of the job
+    until its steps get 5 % slower than in its first hour. Then ranks that take
+    requests (TRACEDOC_LIVE=1) tell who comes late, or are captured again.
+    The watch ends with the job.
+
+    \b
+    Examples:
+      tracedoc watch runs/a
+      tracedoc watch runs/a --on-drift capture
+      tracedoc watch runs/a --prometheus /var/lib/node_exporter/tracedoc.prom
+    """
+    follow(Path(run), (prometheus and Path(prometheus)) or None, on_drift == "capture", every)
+
+
+def follow(folder: Path, metrics: Path | None, capture: bool, every: float) -> None:
+    """Follow a run until its job ends; raises :class:`InputError` for a folder without step logs."""
+    from tracedoc.running.watch import SLOW, JobWatch, write_metrics
+
+    ranks = _ranks(folder)
+    job = JobWatch({int(str(part["rank"])): folder / Path(str(part["step_log"])).name for part in ranks})
+    shown = _Shown(every)
+    told_ns = next_capture = 0.0
+    told_still = False
+    while True:
+        ended = _has_ended(folder, ranks)
+        job.look()
+        shown.line(job.words)
+        if metrics is not None:
+            try:
+                write_metrics(job, folder.name, metrics)
+            except OSError as error:
+                raise InputError(
+                    f"{metrics} cannot be written: {error.strerror}", "name another file"
+                ) from None
+        if job.drift_words and job.slowest.now_ns > SLOW * told_ns:
+            told_ns = job.slowest.now_ns
+            for line in (job.drift_words, *_who(folder, job)):
+                shown.event(line)
+            if capture and time.monotonic() >= next_capture:
+                next_capture = time.monotonic() + SECONDS_BETWEEN_CAPTURES
+                _capture(folder, shown)
+        elif not job.drift_words:
+            told_ns = 0.0
+        still = _stands_still(job) and not ended
+        if still and not told_still:
+            shown.event(f"no step for {time.time() - job.slowest.end_ns / 1e9:.0f} s")
+            for line in _who(folder, job):
+                shown.event(line)
+        told_still = still
+        if ended:
+            shown.event(f"the job has ended; {job.words}")
+            return
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+class _Shown:
+    """What stands on the terminal: a line that changes, and lines that stay."""
+
+    def __init__(self, every: float) -> None:
+        self._every, self._said = every, 0.0
+        self._clear = "\r\033[K" if sys.stdout.isatty() else ""
+
+    def line(self, words: str) -> None:
+        if self._clear:
+            click.echo(f"{self._clear}{words[: text_width() - 1]}", nl=False)
+        elif time.monotonic() - self._said >= self._every:
+            self._said = time.monotonic()
+            click.echo(words)
+
+    def event(self, words: str) -> None:
+        click.echo(f"{self._clear}{time.strftime('%H:%M:%S')}  {words}")
+
+
+def _ranks(folder: Path) -> list[Part]:
+    from tracedoc.run.manifest import best_attempt, read_parts
+
+    ranks = [part for part in read_parts(folder) if part.get("part") == "rank" and part.get("step_log")]
+    ranks = [part for part in ranks if part.get("restart", 0) == best_attempt(ranks)]
+    if not ranks:
+        raise InputError(
+            f"{folder} has no step log",
+            "give the folder of a job under `tracedoc collect`, after its first step",
+        )
+    return ranks
+
+
+def _has_ended(folder: Path, ranks: list[Part]) -> bool:
+    from tracedoc.run.manifest import is_running, read_parts
+
+    nodes = [part for part in read_parts(folder) if part.get("part") == "node"]
+    if nodes and all(node.get("ended") for node in nodes):
+        return True
+    here = [part for part in ranks if part.get("host") == socket.gethostname()]
+    return (
+        bool(here) and len(here) == len(ranks) and not any(is_running(int(str(part["pid"]))) for part in here)
+    )
+
+
+def _stands_still(job: JobWatch) -> bool:
+    one = job.slowest
+    idle_s = time.time() - one.end_ns / 1e9
+    return one.end_ns > 0 and idle_s > max(SECONDS_SILENT, STILL * one.usual_ns / 1e9)
+
+
+def _who(folder: Path, job: JobWatch) -> list[str]:
+    """What the ranks' flight recorders say: who comes late, or who is missing."""
+    from tracedoc.run.hang import read_standstill
+    from tracedoc.running.ask import ask, wait_for_dumps
+
+    try:
+        request, ranks = ask(folder, warmup=0, active=0)
+        dumps = wait_for_dumps(folder, request, ranks)
+        since = int(time.time() * 1e9) - max(sum(one.recent) for one in job.ranks.values())
+        one_clock = len({part.get("host") for part in ranks}) == 1
+        found = read_standstill(dumps, len(job.ranks), one_clock=one_clock, since_ns=since)
+    except TracedocError as error:
+        return [f"who is late is not known: {error.message}"]
+    # They tell of this moment, and would be taken for those of a hang.
+    shutil.rmtree(folder / request.folder, ignore_errors=True)
+    if _stands_still(job):
+        return found.lines
+    return [found.late.words] if found.late is not None else ["no rank enters collectives late"]
+
+
+def _capture(folder: Path, shown: _Shown) -> None:
+    from tracedoc.cli.running import capture_again
+
+    try:
+        target = capture_again(str(folder), warmup=1, active=5)
+    except TracedocError as error:
+        shown.event(f"not captured: {error.message}")
+        return
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-m", "tracedoc", "diagnose", os.fspath(target)], check=False)

@@ -1,0 +1,64 @@
+"""Watch, in a rank of a running job, for requests for another capture."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tracedoc.collector.live.dumps import write_dumps
+from tracedoc.collector.samples import script_frames
+from tracedoc.run.request import SECONDS_BETWEEN_LOOKS, Request, read_request
+
+_SAMPLES = 40
+_SECONDS_BETWEEN_SAMPLES = 0.025
+
+
+class RequestWatch:
+    """Looks for requests from a thread of its own, so that a rank that hangs answers too.
+
+    Made on the thread that trains. ``on_request`` is called on its own thread; requests that lie there at
+    the beginning are not answered.
+    """
+
+    def __init__(self, folder: Path, stem: str, on_request: Callable[[Request], None]) -> None:
+        self._thread = threading.get_ident()
+        self._folder, self._stem, self._on_request = folder, stem, on_request
+        self._answered = getattr(read_request(folder), "number", 0)
+        self._ended = threading.Event()
+
+    def begin(self) -> None:
+        """Watch from now on."""
+        threading.Thread(target=self._watch, name="tracedoc-requests", daemon=True).start()
+
+    def end(self) -> None:
+        """Watch no more."""
+        self._ended.set()
+
+    def look(self) -> None:
+        """Answer the request that lies there, once."""
+        request = read_request(self._folder)
+        if request is None or request.number <= self._answered:
+            return
+        self._answered = request.number
+        target = self._folder / request.folder
+        with contextlib.suppress(OSError):
+            target.mkdir(exist_ok=True)
+            write_dumps(target, self._stem, self._sampled())
+            if request.active:
+                self._on_request(request)
+
+    def _sampled(self) -> list[str]:
+        """The functions that the thread of the first step is in, most often first, and how often."""
+        seen: Counter[str] = Counter()
+        for _ in range(_SAMPLES):
+            seen.update(script_frames(self._thread)[:1])
+            if self._ended.wait(_SECONDS_BETWEEN_SAMPLES):
+                break
+        return [f"{frame} x{count}" for frame, count in seen.most_common()]
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SECONDS_BETWEEN_LOOKS):
+            self.look()

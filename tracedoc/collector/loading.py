@@ -1,0 +1,212 @@
+"""Watch the data loader of a rank: who kept it waiting, what its workers did, and what its batches hold."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tracedoc.collector.placement import affinity_of
+from tracedoc.collector.probe import Plain, known, loaded, plain, probe
+
+MAX_TENSORS = 32
+BATCH_DEPTH = 4
+MAX_WORKERS = 64
+MAX_COUNTED = 64
+"""Of so many batches of a window the tokens are counted at most."""
+
+MAX_ELEMENTS = 1 << 22
+"""A mask with more elements is not added up: it would take longer than a millisecond."""
+
+_PROCESSES = Path("/proc")
+_FAULTS, _DISK_TICKS = 9, 39
+"""Places of ``majflt`` and ``delayacct_blkio_ticks`` in ``/proc/PID/stat`` behind the name."""
+
+
+class LoaderWatch:
+    """Times every batch that a DataLoader of this process hands out, at some microseconds for each.
+
+    It counts who was waited for; from :meth:`open` to :meth:`close` also what the kernel counts for workers,
+    and what batches hold.
+    """
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._workers: list[Any] = []
+        self._waits: Counter[int] = Counter()
+        self._started: dict[int, dict[str, int]] = {}
+        self._since = 0
+        self._batches = 0
+        self.tensors: list[Plain] = []
+        self._tokens: list[tuple[int, int]] = []
+        self._made = self._made_ns = 0
+
+    def begin(self) -> None:
+        """Watch from now on; without a DataLoader in use nothing happens."""
+        home = loaded("torch.utils.data.dataloader")
+        iterator, loader = getattr(home, "_BaseDataLoaderIter", None), getattr(home, "DataLoader", None)
+        if iterator is None or loader is None:
+            return
+        usual, make = iterator.__next__, loader._get_iterator
+
+        def watched(self: Any) -> Any:
+            began, worker = time.perf_counter_ns(), awaited(self)
+            batch = usual(self)
+            watch.took(self, worker, time.perf_counter_ns() - began, batch)
+            return batch
+
+        def watched_start(self: Any) -> Any:
+            began = time.perf_counter_ns()
+            made = make(self)
+            watch._made += 1
+            watch._made_ns += time.perf_counter_ns() - began
+            return made
+
+        watch = self
+        iterator.__next__, loader._get_iterator = watched, watched_start
+
+    def took(self, iterator: Any, worker: int, ns: int, batch: Any) -> None:
+        """Note a batch for which the training waited so long, for this worker, or -1 for itself."""
+        if os.getpid() != self._owner:
+            return
+        if not self.tensors:
+            self.tensors = probe(describe_batch, batch) or []
+        self._workers = getattr(iterator, "_workers", [])
+        self._batches += 1
+        self._waits[worker] += ns
+        if self._since and len(self._tokens) < MAX_COUNTED and (found := probe(count_tokens, batch)):
+            self._tokens.append(found)
+
+    def open(self) -> None:
+        """Begin to count, for a window that begins."""
+        self._tokens.clear()
+        self._since = time.perf_counter_ns()
+        self._started = self._read()
+
+    def close(self) -> Plain:
+        """What the loader did since :meth:`open`.
+
+        ``tokens`` are pairs of real ones and of places in each batch. Of each worker that lived through the
+        window ``ran_us``, ``waited_us`` for a core, ``disk_ticks`` of 10 ms, bytes and faults; ``fresh`` came
+        in it.
+        """
+        wall, self._since = time.perf_counter_ns() - self._since, 0
+        now = self._read()
+        workers = [
+            {name: now[one][name] - value for name, value in self._started[one].items() if name in now[one]}
+            for one in self._started
+            if one in now
+        ]
+        cpus = {probe(affinity_of, one) for one in now} - {None}
+        return known(
+            wall_us=wall // 1000,
+            workers=workers,
+            fresh=len(now.keys() - self._started.keys()) or None,
+            cpus=sorted(cpus)[:4],
+            tokens=[list(pair) for pair in self._tokens],
+        )
+
+    def so_far(self) -> Plain | None:
+        """The ``batches`` since the first step, and how long training waited for each worker.
+
+        ``starts`` is how often an iterator was made, as for an epoch, in ``starts_ms`` together.
+        """
+        waits = {str(worker): ns / 1e6 for worker, ns in sorted(self._waits.items())[:MAX_WORKERS]}
+        made = known(starts=self._made or None, starts_ms=self._made_ns / 1e6)
+        return {"batches": self._batches, "waits_ms": waits, **made} if self._batches else None
+
+    def _read(self) -> dict[int, dict[str, int]]:
+        pids = [pid for one in self._workers[:MAX_WORKERS] if isinstance(pid := getattr(one, "pid", 0), int)]
+        return {pid: found for pid in pids if (found := read_worker(pid))}
+
+
+def awaited(iterator: Any) -> int:
+    """The worker that makes the next batch of an iterator, -1 where it has none or the batch is there."""
+    tasks = getattr(iterator, "_task_info", None)
+    if tasks is None:
+        return -1
+    task = tasks.get(iterator._rcvd_idx)
+    return int(task[0]) if task else -1
+
+
+def read_worker(pid: int) -> dict[str, int]:
+    """What the kernel counts for a process: us it ran and waited for cores, bytes, faults, disks."""
+    found: dict[str, int] = {}
+    folder = _PROCESSES / str(pid)
+    if times := probe((folder / "schedstat").read_text):
+        ran, waited, _ = times.split()
+        found |= {"ran_us": int(ran) // 1000, "waited_us": int(waited) // 1000}
+    if words := probe((folder / "io").read_text):
+        for line in words.splitlines():
+            name, _, value = line.partition(":")
+            if name in ("rchar", "read_bytes"):
+                found[name] = int(value)
+    if text := probe((folder / "stat").read_text):
+        fields = text.rpartition(")")[2].split()
+        found |= {"major_faults": int(fields[_FAULTS]), "disk_ticks": int(fields[_DISK_TICKS])}
+    return found
+
+
+# -- what a batch holds
+
+
+def describe_batch(batch: Any) -> list[Plain]:
+    """Return name, shape and dtype of each tensor in a batch: nested lists and dicts are looked into."""
+    found = []
+    for name, tensor in _tensors(batch, "", 0):
+        found.append(
+            known(
+                name=name,
+                shape=[int(length) for length in tensor.shape],
+                dtype=plain(tensor.dtype),
+                device=plain(tensor.device),
+                pinned=probe(tensor.is_pinned) or None,
+            )
+        )
+        if len(found) == MAX_TENSORS:
+            break
+    return found
+
+
+# Masks of padding mark one or the other, those of losses something else.
+_MASK = re.compile(r"(?:^|[._])(?:attention|attn|input)_mask$")
+_LENGTHS = re.compile(r"(?:^|[._])(?:\w+_)?len(?:gth)?s$")
+_BOUNDS = re.compile(r"(?:^|[._])cu_?seq_?lens\w*$")
+
+
+def count_tokens(batch: Any) -> tuple[int, int] | None:
+    """The real tokens of a batch, and the places that it has for them; ``None`` where neither is told.
+
+    By a mask of two dimensions, else by bounds or lengths beside the ids. Only tensors on the host are added
+    up, and none is kept.
+    """
+    ids, real = 0, 0
+    for name, tensor in _tensors(batch, "", 0):
+        if tensor.device.type != "cpu" or tensor.is_floating_point() or tensor.numel() > MAX_ELEMENTS:
+            continue
+        if _MASK.search(name) and tensor.dim() == 2:
+            # Threads of torch's own sum would disturb the step that is recorded.
+            return int(loaded("numpy").count_nonzero(tensor.numpy())), tensor.numel()
+        if _BOUNDS.search(name) and tensor.dim() == 1:
+            real = real or int(tensor[-1])
+        elif _LENGTHS.search(name) and tensor.dim() == 1:
+            real = real or int(tensor.sum())
+        elif tensor.dim() == 2 or (tensor.dim() == 1 and not ids):
+            ids = max(ids, tensor.numel())
+    return (real, ids) if 0 < real <= ids else None
+
+
+def _tensors(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    torch = loaded("torch")
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif depth < BATCH_DEPTH and isinstance(value, Mapping):
+        for key in list(value)[:MAX_TENSORS]:
+            yield from _tensors(value[key], f"{name}.{key}"[:80].lstrip("."), depth + 1)
+    elif depth < BATCH_DEPTH and isinstance(value, list | tuple):
+        for number, item in enumerate(value[:MAX_TENSORS]):
+            yield from _tensors(item, f"{name}.{number}"[:80].lstrip("."), depth + 1)

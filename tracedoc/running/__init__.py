@@ -1,0 +1,1 @@
+"""A job that runs: captures asked of it, and its step logs followed."""

@@ -1,0 +1,139 @@
+"""Ask the ranks of a running job for another capture, by a file in its run directory, and wait for it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tracedoc.errors import InputError
+from tracedoc.run.flight import FLIGHT_SUFFIX
+from tracedoc.run.manifest import (
+    COMPLETE,
+    NOTHING,
+    PARTIAL,
+    Part,
+    best_attempt,
+    is_running,
+    read_parts,
+    write_json,
+)
+from tracedoc.run.request import REQUEST_NAME, SECONDS_BETWEEN_LOOKS, VARIABLE, Request, read_request
+from tracedoc.run.steplog import MAX_STEP_LOG_BYTES, STEP, parse_step_log
+from tracedoc.run.untrusted import UnusableError, inside, read_bounded
+
+SECONDS_STILL = 60.0
+"""A job whose ranks take no step for so long after a request stands still."""
+
+_LEAD_S = 4 * SECONDS_BETWEEN_LOOKS
+_STEPS_FOR_USUAL = 20
+_SHORTEST_STEP_S = 0.001
+
+
+def live_ranks(folder: Path) -> list[Part]:
+    """The parts of the ranks of a run that take requests; raises :class:`InputError` where there are none."""
+    parts = read_parts(folder)
+    ranks = [part for part in parts if part.get("part") == "rank"]
+    ranks = [part for part in ranks if part.get("restart", 0) == best_attempt(ranks)]
+    if not ranks:
+        raise InputError(f"{folder} is no run directory of a job that runs", "give the folder that -o named")
+    live = [part for part in ranks if part.get("live")]
+    if not live:
+        raise InputError(
+            f"the job of {folder} takes no requests",
+            f"start it so: {VARIABLE}=1 tracedoc collect -- COMMAND, or with tracedoc.live() in its script",
+        )
+    nodes = [part for part in parts if part.get("part") == "node"]
+    if any(part.get("ended") for part in live) or (nodes and all(node.get("ended") for node in nodes)):
+        raise InputError(f"the job of {folder} has ended", "what was captured is in its folder")
+    return live
+
+
+def step_logs(folder: Path, ranks: Sequence[Part]) -> dict[int, list[tuple[int, int, int]]]:
+    """Of each rank with a log: number, end and length of its steps, in ns, in order."""
+    found = {}
+    for part in ranks:
+        with contextlib.suppress(UnusableError):
+            path = inside(folder, str(part.get("step_log")))
+            log = parse_step_log(read_bounded(path, MAX_STEP_LOG_BYTES))
+            if log is not None and (steps := log.of_kind(STEP)):
+                found[int(str(part["rank"]))] = steps
+    return found
+
+
+def last_steps(folder: Path, ranks: Sequence[Part]) -> dict[int, int]:
+    """The number of the last step of each rank with a log."""
+    return {rank: steps[-1][0] for rank, steps in step_logs(folder, ranks).items()}
+
+
+def ask(folder: Path, *, warmup: int, active: int) -> tuple[Request, list[Part]]:
+    """Write a request, and return it with the parts of the ranks that it is for.
+
+    Recording begins at a step that no rank has reached, and that all of them have seen the request before.
+    """
+    ranks = live_ranks(folder)
+    logs = step_logs(folder, ranks)
+    number = 1
+    while (folder / f"again-{number}").exists():
+        number += 1
+    number = max(number, getattr(read_request(folder), "number", 0) + 1)
+    newest = max((steps[-1][0] for steps in logs.values()), default=0)
+    lengths = [length for steps in logs.values() for _, _, length in steps[-_STEPS_FOR_USUAL:]]
+    usual_s = max(statistics.median(lengths) / 1e9 if lengths else 0.0, _SHORTEST_STEP_S)
+    # The log counts from the first step that ended, the ranks count steps that have ended.
+    at = newest + 2 + math.ceil(_LEAD_S / usual_s)
+    request = Request(number, at, warmup, active)
+    try:
+        (folder / request.folder).mkdir()
+        write_json(folder / REQUEST_NAME, asdict(request))
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error.strerror}", "ask as the job's user") from None
+    return request, ranks
+
+
+def wait_for(folder: Path, request: Request, ranks: Sequence[Part]) -> bool:
+    """Wait until the ranks have captured; return whether they went on, and did not stand still.
+
+    Raises :class:`InputError` where the processes are gone.
+    """
+    target = folder / request.folder
+    patience = int(SECONDS_STILL / SECONDS_BETWEEN_LOOKS)
+    still_since, seen = time.monotonic(), last_steps(folder, ranks)
+    while True:
+        parts = {part["rank"]: part for part in read_parts(target) if part.get("part") == "rank"}
+        states = [parts[part["rank"]].get("state") if part["rank"] in parts else "" for part in ranks]
+        if all(state in (COMPLETE, PARTIAL, NOTHING) for state in states):
+            # Their step with stacks comes last; ranks that recorded one before will again.
+            lacks = [part for part in ranks if "source" in part and "source" not in parts[part["rank"]]]
+            if not lacks or patience <= 0:
+                return True
+            patience -= 1
+        gone = [
+            part
+            for part in ranks
+            if part.get("host") == socket.gethostname() and not is_running(int(str(part["pid"])))
+        ]
+        if gone:
+            raise InputError(f"the job of {folder} has ended meanwhile", "what was captured is in its folder")
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        now = last_steps(folder, ranks)
+        if now != seen:
+            still_since, seen = time.monotonic(), now
+        elif time.monotonic() - still_since > SECONDS_STILL:
+            return False
+
+
+def wait_for_dumps(folder: Path, request: Request, ranks: Sequence[Part]) -> list[Path]:
+    """The dumps that the ranks write at once, after at most some seconds."""
+    target = folder / request.folder
+    for _ in range(10):
+        found = sorted(target.glob(f"*{FLIGHT_SUFFIX}"))
+        if len(found) >= len(ranks):
+            break
+        time.sleep(SECONDS_BETWEEN_LOOKS / 2)
+    return found

@@ -1,0 +1,284 @@
+"""Follow the step logs of a job: the usual step, slow ones, drift against the first hour, and single ranks.
+
+A log is read from where the last look ended. Steps in which the collector records do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+from tracedoc.run.steplog import (
+    CAPACITY,
+    COLLECTION,
+    CORE_WAIT,
+    HEADER,
+    MAX_STEP_LOG_BYTES,
+    RECORD,
+    STEP,
+    WINDOW,
+    parse_step_log,
+)
+from tracedoc.run.untrusted import UnusableError, read_bounded
+from tracedoc.units import format_count, format_ms, format_percent
+
+RECENT = 16
+"""Drift is told from the median of so many steps: once nine of them are slower, and not for less."""
+
+FIRST_STEPS = 10
+"""The first steps compile, allocate and fill caches: they are no measure."""
+
+LEAST_BASE = 2 * RECENT
+BASE_NS = 3_600_000_000_000
+DRIFT = 1.05
+"""Drift is 5 % or more above the first hour's median, and above that of any 16 steps in it: less is noise."""
+
+SLOW = 1.5
+"""A slow step takes 1.5 times the median of those before it."""
+SHARE = 0.05
+"""Pauses and waits for cores are told from 5 % of a step on."""
+
+_HELD = 2 * RECENT
+_LAP_NS = 60_000_000_000
+
+Record = tuple[int, int, int, int]
+"""Kind, number, end and length."""
+
+
+class LogTail:
+    """Reads what was added to a step log since the last look; the first look reads all of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place, self._last_ns = 0, 0
+        self.began_ns = 0
+
+    def read(self) -> list[Record]:
+        """The new records, in order; none where the file cannot be read now."""
+        try:
+            return self._more() if self.began_ns else self._all()
+        except (OSError, UnusableError):
+            return []
+
+    def _all(self) -> list[Record]:
+        log = parse_step_log(read_bounded(self._path, MAX_STEP_LOG_BYTES))
+        if log is None:
+            return []
+        self.began_ns = log.began_ns
+        records = [
+            (word >> 32, word & 0xFFFFFFFF, end, length)
+            for word, end, length in zip(log.words[0::3], log.words[1::3], log.words[2::3], strict=True)
+        ]
+        newest = max(range(len(records)), key=lambda place: (records[place][2], place), default=-1)
+        self._place = (newest + 1) % CAPACITY
+        ordered = records[newest + 1 :] + records[: newest + 1]
+        self._last_ns = ordered[-1][2] if ordered else 0
+        return ordered
+
+    def _more(self) -> list[Record]:
+        found: list[Record] = []
+        with self._path.open("rb") as file:
+            while True:
+                file.seek(HEADER.size + self._place * RECORD.size)
+                data = file.read((CAPACITY - self._place) * RECORD.size)
+                before = len(found)
+                for number, kind, end, length in RECORD.iter_unpack(
+                    data[: len(data) // RECORD.size * RECORD.size]
+                ):
+                    # What comes next in the ring is a lap older; clocks are set back by less.
+                    if end < self._last_ns - _LAP_NS or not end:
+                        break
+                    found.append((kind, number, end, length))
+                    self._last_ns = max(self._last_ns, end)
+                self._place = (self._place + len(found) - before) % CAPACITY
+                if self._place or len(found) == before:
+                    return found
+
+
+@dataclass(slots=True)
+class RankSteps:
+    """The steps of one rank: lengths in ns of the last ones, of the first hour, and of slow ones."""
+
+    began_ns: int = 0
+    number: int = -1
+    end_ns: int = 0
+    count: int = 0
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+    pauses: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+    waits: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+    base: list[int] = field(default_factory=list)
+    medians: list[float] = field(default_factory=list)
+    slow: int = 0
+    last_slow: tuple[int, int] | None = None
+    base_steps: tuple[int, int] = (0, 0)
+    _held: deque[tuple[int, int, int]] = field(default_factory=deque)
+    _in_window: bool = False
+    _skip: bool = False
+    _pause: int = 0
+    _wait: int = 0
+
+    def add(self, records: Sequence[Record]) -> None:
+        """Take new records."""
+        for kind, number, end, length in records:
+            if kind == WINDOW:
+                self._in_window = number == 0
+                self._skip = True
+            elif kind == COLLECTION:
+                self._pause += length
+            elif kind == CORE_WAIT:
+                self._wait = length
+            elif kind == STEP:
+                self._step(number, end, length)
+
+    def _step(self, number: int, end: int, length: int) -> None:
+        self.number, self.end_ns, self.count = number, end, self.count + 1
+        pause, wait, self._pause, self._wait = self._pause, self._wait, 0, 0
+        if self._in_window or self._skip or not length:
+            self._skip = False
+            return
+        if len(self.recent) == RECENT and length > SLOW * self.now_ns:
+            self.slow += 1
+            self.last_slow = (number, length)
+        self.recent.append(length)
+        self.pauses.append(pause)
+        self.waits.append(wait)
+        self._held.append((number, end, length))
+        if len(self._held) > _HELD:
+            first, then, one = self._held.popleft()
+            if first > FIRST_STEPS and then < self.began_ns + BASE_NS and not self.drift:
+                self._admit(first, one)
+
+    def _admit(self, number: int, length: int) -> None:
+        if not self.base:
+            self.base_steps = (number, number)
+        self.base_steps = (self.base_steps[0], number)
+        self.base.append(length)
+        if len(self.base) % RECENT == 0:
+            self.medians.append(median(self.base[-RECENT:]))
+
+    @property
+    def usual_ns(self) -> float:
+        """The median step of the first hour; 0 before there is one."""
+        return median(self.base) if self.base else 0.0
+
+    @property
+    def now_ns(self) -> float:
+        """The median of the last steps; 0 before there are any."""
+        return median(self.recent) if self.recent else 0.0
+
+    @property
+    def drift(self) -> float:
+        """How much longer the last steps are than the usual one, as a share of it; 0 for less than noise."""
+        if len(self.base) < LEAST_BASE or len(self.recent) < RECENT:
+            return 0.0
+        now, usual = self.now_ns, self.usual_ns
+        return now / usual - 1 if now > DRIFT * usual and now > max(self.medians) else 0.0
+
+    @property
+    def share_of_pauses(self) -> float:
+        """The share of garbage collections in the last steps."""
+        return sum(self.pauses) / max(sum(self.recent), 1)
+
+    @property
+    def share_of_waits(self) -> float:
+        """The share of waiting for a core in the last steps."""
+        return sum(self.waits) / max(sum(self.recent), 1)
+
+
+class JobWatch:
+    """All ranks of a job, by the logs that their parts of the manifest name."""
+
+    def __init__(self, logs: Mapping[int, Path]) -> None:
+        self._tails = {rank: LogTail(path) for rank, path in logs.items()}
+        self.ranks = {rank: RankSteps() for rank in logs}
+
+    def look(self) -> None:
+        """Read what is new."""
+        for rank, tail in self._tails.items():
+            records = tail.read()
+            self.ranks[rank].began_ns = tail.began_ns
+            self.ranks[rank].add(records)
+
+    @property
+    def slowest(self) -> RankSteps:
+        """The rank whose last steps are longest against its first hour; all ranks of a job step together."""
+        return max(self.ranks.values(), key=lambda one: (one.drift, one.now_ns))
+
+    @property
+    def words(self) -> str:
+        """How the job goes, as one line."""
+        one = self.slowest
+        if not one.recent:
+            return f"step {one.number}: none timed yet" if one.number >= 0 else "no step yet"
+        text = f"step {one.number}: {format_ms(one.now_ns / 1e6)} (median of {len(one.recent)})"
+        if len(one.base) >= LEAST_BASE:
+            text += f", usual {format_ms(one.usual_ns / 1e6)} (steps {one.base_steps[0]}-{one.base_steps[1]})"
+        if one.slow and one.last_slow is not None:
+            number, length = one.last_slow
+            are = "slow step" if one.slow == 1 else "slow steps"
+            text += f"; {format_count(one.slow)} {are}, the last {number} with {format_ms(length / 1e6)}"
+        return text
+
+    @property
+    def drift_words(self) -> str:
+        """The drift as one line, "" where there is none."""
+        one = self.slowest
+        if not one.drift:
+            return ""
+        text = (
+            f"slower since about step {max(one.number - RECENT, 0)}: {format_ms(one.now_ns / 1e6)} a step "
+            f"instead of {format_ms(one.usual_ns / 1e6)}, {format_percent(one.drift)} more"
+        )
+        return "; ".join([text, *self.by_rank])
+
+    @property
+    def by_rank(self) -> list[str]:
+        """What logs show of single ranks: pauses of Python, and waits for cores."""
+        found = []
+        for name, share in (("collects garbage", "share_of_pauses"), ("waits for a core", "share_of_waits")):
+            shares = {rank: getattr(one, share) for rank, one in self.ranks.items()}
+            rank = max(shares, key=lambda one: shares[one])
+            if shares[rank] >= SHARE:
+                found.append(f"rank {rank} {name} for {format_percent(shares[rank])} of its last steps")
+        return found
+
+
+_METRICS: tuple[tuple[str, str, str, Callable[[RankSteps], float]], ...] = (
+    ("step_seconds", "gauge", "Median of the last steps.", lambda one: one.now_ns / 1e9),
+    ("usual_step_seconds", "gauge", "Median step of the first hour.", lambda one: one.usual_ns / 1e9),
+    ("drift_ratio", "gauge", "How much longer the last steps are than usual.", lambda one: one.drift),
+    ("steps_total", "counter", "Steps that have ended.", lambda one: one.number + 1),
+    (
+        "slow_steps_total",
+        "counter",
+        "Steps of 1.5 times the median of those before and more.",
+        lambda one: one.slow,
+    ),
+    ("last_step_timestamp_seconds", "gauge", "When the last step ended.", lambda one: one.end_ns / 1e9),
+)
+
+
+def write_metrics(job: JobWatch, run: str, path: Path) -> None:
+    """Write what is known as a textfile of node-exporter, so that a reader sees the old one or the new one.
+
+    Raises ``OSError`` where it cannot be written.
+    """
+    label = run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    lines = []
+    for name, kind, words, value in _METRICS:
+        lines += [f"# HELP tracedoc_{name} {words}", f"# TYPE tracedoc_{name} {kind}"]
+        for rank, one in job.ranks.items():
+            lines.append(f'tracedoc_{name}{{run="{label}",rank="{rank}"}} {value(one):.9g}')
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise

@@ -1,0 +1,199 @@
+"""Facts of the run about why its data loader is slow, and how much of its batches is padding."""
+
+from __future__ import annotations
+
+from tracedoc.facts.catalog import digest_fact, manifest_fact, run_fact
+from tracedoc.ranks.run_view import RunView
+from tracedoc.run.job import RankJob
+from tracedoc.run.machine import LoaderWindow
+from tracedoc.step.rank_digest import RankDigest, StepDigest
+from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
+from tracedoc.topics.input.run import training_thread_busy_frac
+from tracedoc.topics.step.rank import compute_ms, step_ms
+from tracedoc.values import Unknown, Value
+
+LIMITS = ("restarts", "swap", "one worker", "few cores", "CPU", "disk", "waiting", "none")
+
+NO_WINDOW = Unknown("the manifest does not say what the loader did in the captured steps")
+FEW_BATCHES = Unknown("too few batches were counted to compare the workers")
+
+SWAPPED_PAGES = 256
+"""A host that swaps in a MiB in the captured steps is short of memory."""
+
+MOST_WAITING = 0.7
+"""A worker of three or more that is waited for so much of the time is slower than the others."""
+
+LEAST_WAIT = 0.1
+"""Where training waits for so much of the step its workers are never done: what they do limits them."""
+
+CROWDED = 0.3
+"""Workers that wait for a core for so much of the time have too few."""
+
+BUSY = 0.5
+"""A thread that runs for half of the time is limited by its core, else by what it waits for."""
+
+READ_BYTES = 1 << 20
+
+
+@manifest_fact(unit="text")
+def slowest_worker(rank: RankJob) -> Value:
+    """The worker of three or more for which training waits most of the time, as "worker 2", or "none"."""
+    found = _waits(rank)
+    if isinstance(found, Unknown):
+        return found
+    worst = max(found, key=lambda one: found[one])
+    late = _workers(rank) > 2 and found[worst] >= MOST_WAITING * sum(found.values())
+    return f"worker {worst}" if late else "none"
+
+
+@manifest_fact(unit="fraction")
+def slowest_worker_frac(rank: RankJob) -> Value:
+    """Share of the waiting for workers since the first step that is for the slowest one.
+
+    Unknown with fewer than two batches a worker.
+    """
+    found = _waits(rank)
+    return found if isinstance(found, Unknown) else max(found.values()) / sum(found.values())
+
+
+def _waits(rank: RankJob) -> dict[str, float] | Unknown:
+    window = rank.machine.loader
+    if window is None:
+        return NO_WINDOW
+    waits = {worker: ms for worker, ms in window.waits_ms.items() if worker != "-1" and ms > 0}
+    return waits if waits and window.batches >= 2 * _workers(rank) else FEW_BATCHES
+
+
+def _workers(rank: RankJob) -> int:
+    window = rank.machine.loader
+    return max(len(window.workers) if window is not None else 0, rank.loader.workers or 0)
+
+
+@digest_fact(
+    unit="text",
+    values=LIMITS,
+    needs=(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, compute_ms, slowest_worker),
+)
+def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """What keeps the data loader from being faster, where training waits for it.
+
+    Workers that are started anew ("restarts") in the captured steps; a host that swaps; "one worker" that is
+    waited for most; workers without a core ("few cores"); else whether they run ("CPU") or wait, with bytes
+    from a disk ("disk") or without ("waiting"). Of a loader without workers the training thread is judged.
+    """
+    rank = run.job.rank(digest.rank) if run.job is not None else None
+    if rank is None or rank.machine.loader is None:
+        return NO_WINDOW
+    window = rank.machine.loader
+    if rank.counters.get("swap.pswpin", 0) >= SWAPPED_PAGES:
+        return "swap"
+    kind = loader_kind.of(digest)
+    if kind == LOADERS["single_process"]:
+        return _of_thread(rank, digest)
+    if kind != LOADERS["workers"]:
+        return "none"
+    if window.fresh:
+        return "restarts"
+    if not window.workers:
+        return NO_WINDOW
+    late, idle, length = slowest_worker(rank), input_idle_ms.of(digest), step_ms.of(digest)
+    if isinstance(late, str) and late != "none":
+        return "one worker"
+    if not (isinstance(idle, int | float) and isinstance(length, float) and idle > LEAST_WAIT * length):
+        return "none"
+    ran, waited = (sum(one.get(name, 0) for one in window.workers) for name in ("ran_us", "waited_us"))
+    if waited >= CROWDED * len(window.workers) * window.wall_us:
+        return "few cores"
+    if ran >= BUSY * len(window.workers) * window.wall_us:
+        return "CPU"
+    return _waiting(window)
+
+
+def _waiting(window: LoaderWindow) -> str:
+    read = sum(one.get("read_bytes", 0) for one in window.workers)
+    return "disk" if read >= READ_BYTES or any(one.get("disk_ticks") for one in window.workers) else "waiting"
+
+
+def _of_thread(rank: RankJob, digest: RankDigest) -> Value:
+    """Whether the training thread runs or sleeps in its loader, where one of these is certain.
+
+    Outside the loader it may do either; a CPU's operators run on it.
+    """
+    facts = (
+        training_thread_busy_frac(rank),
+        input_idle_ms.of(digest),
+        step_ms.of(digest),
+        compute_ms.of(digest),
+    )
+    known = [float(one) for one in facts if isinstance(one, int | float)]
+    if len(known) < len(facts) or known[1] <= 0:
+        return NO_WINDOW
+    share, loads, length, computes = known
+    elsewhere = max(length - loads, 0.0)
+    if (1.0 - share) * length - (elsewhere - computes * digest.is_cpu) >= BUSY * loads:
+        return "disk" if rank.counters.get("process.read_bytes", 0) >= READ_BYTES else "waiting"
+    return "CPU" if share * length - elsewhere >= BUSY * loads else "none"
+
+
+@manifest_fact(unit="count")
+def loader_cores(rank: RankJob) -> Value:
+    """Processors that the workers of the data loader may use, which may be fewer than those of the host."""
+    window = rank.machine.loader
+    return len(window.cpus) if window is not None and window.cpus else NO_WINDOW
+
+
+@manifest_fact(unit="count")
+def host_cores(rank: RankJob) -> Value:
+    """Processors that the rank's host, or its container, has for all of its processes."""
+    return len(rank.machine.usable) or Unknown("the manifest has no cores")
+
+
+@manifest_fact(unit="fraction")
+def loader_cold_frac(rank: RankJob) -> Value:
+    """Share of the bytes that the loader's workers read which came from a disk, not from the page cache."""
+    workers = rank.machine.loader.workers if rank.machine.loader is not None else ()
+    total = sum(one.get("rchar", 0) for one in workers)
+    disk = sum(one.get("read_bytes", 0) for one in workers)
+    return min(disk / total, 1.0) if total else NO_WINDOW
+
+
+# -- padding
+
+
+NO_TOKENS = Unknown("no batch of the loader shows its real tokens: no attention mask, lengths or bounds")
+
+
+@manifest_fact(unit="fraction")
+def padding_frac(rank: RankJob) -> Value:
+    """Share of the places for tokens in the captured batches that are padding.
+
+    By attention masks, ``lengths`` or ``cu_seqlens`` that pass through the data loader, on the host.
+    """
+    tokens = rank.machine.loader.tokens if rank.machine.loader is not None else ()
+    return 1.0 - sum(real for real, _ in tokens) / sum(of for _, of in tokens) if tokens else NO_TOKENS
+
+
+@manifest_fact(unit="count")
+def batch_tokens(rank: RankJob) -> Value:
+    """Real tokens of a captured batch, on average."""
+    tokens = rank.machine.loader.tokens if rank.machine.loader is not None else ()
+    return round(sum(real for real, _ in tokens) / len(tokens)) if tokens else NO_TOKENS
+
+
+@digest_fact(unit="ms", needs=("kernels", padding_frac, compute_ms))
+def padded_compute_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Compute of the median step that padding takes, if each place of a batch costs the same."""
+    rank = run.job.rank(digest.rank) if run.job is not None else None
+    share, compute = padding_frac(rank) if rank is not None else NO_TOKENS, compute_ms.of(digest)
+    if isinstance(share, Unknown) or isinstance(compute, Unknown):
+        return share if isinstance(share, Unknown) else compute
+    return float(share) * float(compute)
+
+
+@run_fact(unit="ratio", needs=(batch_tokens,))
+def token_ratio(run: RunView) -> Value:
+    """Real tokens of a batch on the rank that has most, over the median of the ranks."""
+    known = sorted(one for one in batch_tokens.by_rank(run).values() if isinstance(one, int))
+    if len(known) < 2:
+        return NO_TOKENS
+    return known[-1] / max(known[(len(known) - 1) // 2], 1)
