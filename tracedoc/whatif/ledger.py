@@ -121,25 +121,26 @@ class _StepPlays:
         return self._base.step_ns / self._scale
 
     def _played(self, lists: list[Sequence[Removal]]) -> list[float]:
-        player, base = self._replay.player, self._base.program
-        width = player.together(base)
+        width = self._replay.player.together(self._base.program)
         found: list[float] = []
         for begin in range(0, len(lists), width):
             some = lists[begin : begin + width]
-            try:
-                found += [one.step_ns for one in player.play([without(base, one) for one in some])]
-            except Cyclic:
-                found += [self._lone(one) for one in some]
+            found += self._together(some) or [self._lone(one) for one in some]
         return found
+
+    def _together(self, lists: Sequence[Sequence[Removal]]) -> list[float]:
+        """The step without each of several lists of causes; nothing where something waits for itself."""
+        base = self._base.program
+        try:
+            return [one.step_ns for one in self._replay.player.play([without(base, one) for one in lists])]
+        except Cyclic:
+            return []
 
     def _lone(self, removals: Sequence[Removal]) -> float:
         """The step without causes one of which may make something wait for itself: that one stays."""
         for kept in (removals, [one for one in removals if one.rewired is None]):
-            try:
-                (played,) = self._replay.player.play([without(self._base.program, kept)])
-            except Cyclic:
-                continue
-            return played.step_ns
+            if played := self._together([kept]):
+                return played[0]
         return self._base.step_ns
 
 
