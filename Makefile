@@ -14,6 +14,7 @@
 # make bench-plan   hold predicted steps and peaks of `tracedoc plan` against published runs (ROWS=--rows: each run)
 # make bench-replay hold predicted steps against 300 simulated jobs with the fix applied (REPLAY="--jobs 60 --wrong")
 # make bench-truth  diagnose 200 random simulated jobs whose causes are known (TRUTH="--only heavy-stage --wrong")
+# make bench-try    capture twelve kinds of jobs, try their fixes, and count predictions that held (TRY="--same 5 ddp")
 # make fuzz    mutants of real traces through both readers, the native one with sanitizers (FUZZ="--count 100000")
 # make constraints  take the newest versions of all that the environments hold into requirements/constraints.txt
 # make clean   remove what the targets above made
@@ -31,12 +32,13 @@ MUTANTS ?=
 XDIST ?= -n auto --dist worksteal
 
 TRUTH ?=
+TRY ?=
 BIN := .venv/bin
 PIP := -m pip install -qq --disable-pip-version-check
 PINNED := $(PIP) --constraint requirements/constraints.txt
 
 .PHONY: demo test lint docs refresh oldest newest pythons mutate shipped wheel soak bench bench-plan bench-truth bench-replay
-.PHONY: fuzz constraints clean
+.PHONY: bench-try fuzz constraints clean
 
 demo: .venv/installed
 	$(BIN)/tracedoc diagnose $(RUN) -o - -o report.html
@@ -96,6 +98,9 @@ bench-truth: .venv/test-installed
 
 bench-replay: .venv/test-installed
 	$(BIN)/python benchmarks/replay.py $(REPLAY)
+
+bench-try: .venv/test-installed
+	$(BIN)/python benchmarks/tried.py $(TRY)
 
 bench-plan: .venv/installed
 	$(BIN)/python benchmarks/plan.py $(ROWS)

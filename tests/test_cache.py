@@ -197,12 +197,12 @@ def test_the_folder_is_the_platforms(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv(cache.VARIABLE, "")
     monkeypatch.setattr(cache.sys, "platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache._folder() == tmp_path / "tracedoc"
+    assert cache.cache_folder() == tmp_path / "tracedoc"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache._folder() == tmp_path / ".cache" / "tracedoc"
+    assert cache.cache_folder() == tmp_path / ".cache" / "tracedoc"
     monkeypatch.setattr(cache.sys, "platform", "darwin")
-    assert cache._folder() == tmp_path / "Library" / "Caches" / "tracedoc"
+    assert cache.cache_folder() == tmp_path / "Library" / "Caches" / "tracedoc"
 
 
 def test_rules_are_read_once(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -84,12 +84,12 @@ def slot_of_small_files(paths: Sequence[str], *options: object) -> Slot | None:
 
 
 def _slot(key_now: Callable[[], str | None]) -> Slot | None:
-    folder = _folder()
+    folder = cache_folder()
     key = key_now() if folder is not None else None
     return Slot(folder, key, key_now) if folder is not None and key is not None else None
 
 
-def _folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Return the folder of the cache, as the platform has it."""
     asked = os.environ.get(VARIABLE, "")
     if asked:

@@ -17,7 +17,7 @@ import tracedoc
 from tracedoc.charts import MemoryCurve, Picture, TransferSpeeds, UnitTimeline, Waits
 from tracedoc.errors import Limit
 from tracedoc.ledger import Ledger, Range
-from tracedoc.predicted import PlanStep, Predicted, ReplayReport
+from tracedoc.predicted import PlanStep, Predicted, ReplayReport, Tried
 from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
 
 SCHEMA_VERSION = "2"
@@ -333,7 +333,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     in the order in which they pay, each on top of those before it; ``gpu_hours`` is how many GPU-hours of a
     day it saves (low, likely, high), or the first fix where that saves more: ``None`` where neither or the
     number of GPUs is not known, and on CPUs. ``budgets`` are the performance budgets
-    that the project set itself, ``rules_left_out`` the number of rules not selected.
+    that the project set itself, ``rules_left_out`` the number of rules not selected. ``tried`` is what fixes
+    gave when they were tried on the job.
     """
 
     summary: str
@@ -351,6 +352,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     budgets: tuple[BudgetCheck, ...] = ()
     gpu_hours: Range | None = None
     rules_left_out: int = 0
+    tried: tuple[Tried, ...] = ()
     tool_version: str = ""
     schema_version: str = SCHEMA_VERSION
 

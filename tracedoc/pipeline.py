@@ -6,6 +6,7 @@ This is the file to read first. Per-rank work is a pure function of one file; on
 from __future__ import annotations
 
 import os
+import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import partial
@@ -27,7 +28,7 @@ from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
 from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep, ReplayReport, WhatIf
+from tracedoc.predicted import PlanStep, ReplayReport, Tried, WhatIf, read_tried
 from tracedoc.ranks.run_view import (
     RunView,
     build_run_view,
@@ -111,7 +112,14 @@ def diagnose(
     budgets = parse_budgets(chosen.budgets, load_facts())
     measured = measure(paths, chosen, progress=progress)
     left_out = [one for one in known if one not in rules]
-    return judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
+    found = judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
+    return replace(found, tried=_tried(paths))
+
+
+def _tried(paths: Path | Sequence[Path]) -> tuple[Tried, ...]:
+    """What was tried on the job, where the run is one folder."""
+    named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    return read_tried(pathlib.Path(named[0])) if len(named) == 1 else ()
 
 
 def _known_rules(options: Options) -> tuple[Rule, ...]:

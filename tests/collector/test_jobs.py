@@ -12,6 +12,7 @@ import pytest
 
 import tracedoc
 from tests.collector.conftest import JOBS, Collect, Rank, job, run_forked
+from tracedoc.run.manifest import read_manifest
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to collect")
 
@@ -172,6 +173,27 @@ def test_a_job_that_hangs_is_told_by_the_rank_that_is_missing_and_what_it_does(
     )
     assert told is not None
     assert tracedoc.diagnose([ran.folder]).summary.startswith(f"The job hung: {told[0]}")
+
+
+def test_a_job_that_takes_requests_is_captured_again_while_it_runs(
+    collect: Collect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEDOC_LIVE", "1")
+    ran = collect(*job("asks_again", str(tmp_path / "run"), ranks=2), options=SHORT + " --no-source-step")
+    assert ran.code == 0, ran.stderr
+    again = read_manifest(ran.folder / "again-1")
+    assert again is not None
+    assert [(one.rank, one.state, one.steps_first, one.steps_recorded) for one in again.ranks] == [
+        (0, "complete", 4001, 3),
+        (1, "complete", 4001, 3),
+    ]
+    # The first capture stands as it was, with how the rank ended.
+    for rank in (0, 1):
+        entry = ran.rank(rank)
+        assert (entry["state"], entry["steps"]["first"], entry["end"]) == ("complete", 3, "the job ended")
+        assert entry["steps"]["total"] > 4001
+    assert tracedoc.diagnose([ran.folder / "again-1"]).run.steps_judged == 2
+    assert tracedoc.diagnose([ran.folder]).run.steps_judged == 3
 
 
 def test_a_killed_collector_leaves_the_job_alone_and_what_was_captured(collect: Collect) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import pytest
 
@@ -68,3 +69,27 @@ def test_a_long_collection_shows_who_asked_for_it(monkeypatch: pytest.MonkeyPatc
     assert any("free_memory@" in frame for frame in frames)
     assert not any("collector/evidence.py" in frame for frame in frames)
     assert told["asked_ms"] > 0
+
+
+def test_a_step_that_hangs_is_told_once_and_again_when_it_ends(
+    watched: StackSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "STUCK_NS", 1)
+    monkeypatch.setattr(samples, "STUCK", 0)
+    told: list[list[str] | None] = []
+    ended = threading.Event()
+
+    def on_stuck(stack: list[str] | None) -> None:
+        told.append(stack)
+        if stack is None:
+            ended.set()
+        else:
+            watched.step()
+
+    watched._on_stuck = on_stuck
+    watched.begin()
+    assert ended.wait(60)
+    watched.end()
+    assert told[0] is not None
+    assert any("test_a_step_that_hangs_is_told_once" in frame for frame in told[0])
+    assert told[1] is None

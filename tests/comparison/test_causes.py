@@ -11,6 +11,7 @@ import tracedoc
 from tests.comparison.test_scaling import on
 from tests.example_diagnoses import sharded
 from tracedoc.comparison.compare import compare
+from tracedoc.comparison.differences import FindingChange
 from tracedoc.comparison.step_change import StepVerdict
 from tracedoc.comparison.waterfall import cause_waterfall, step_lengths
 from tracedoc.diagnosis import Diagnosis
@@ -98,3 +99,17 @@ def test_the_first_line_names_the_function_that_went() -> None:
     found = replace(compare(replace(base, ledger=ledger), base), verdict=StepVerdict("improved"))
     line = comparison_sheet(found).answer
     assert line.endswith("mostly host code (Python, files, sleep) in `encode` (`train.py:7`) (-100 ms).")
+
+
+def test_a_new_finding_says_nothing_twice() -> None:
+    found = compare(sharded(), slower_link())
+    said = {
+        "The link is slow.": "",
+        "The link is slow. Both save 9 ms.": ": Both save 9 ms.",
+        "12 of 90 GB/s.": ": 12 of 90 GB/s.",
+    }
+    for message, shown in said.items():
+        new = FindingChange("link.slow", "The link is slow", "new", head_message=message)
+        assert dict(comparison_sheet(replace(found, findings=(new,))).lists)["New"] == (
+            f"The link is slow [link.slow]{shown}",
+        )

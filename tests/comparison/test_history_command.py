@@ -93,6 +93,14 @@ def test_unrelated_jobs_are_kept_apart(tmp_path: Path) -> None:
     assert history(str(tmp_path)).stdout.startswith("3 runs of 2 jobs that have nothing in common")
 
 
+def test_a_job_on_gpus_and_one_on_cpus_are_unrelated(tmp_path: Path, sample_traces: Path) -> None:
+    """Nothing ties them: the one on CPUs has no kernels at all."""
+    for name in ("cpu_ddp_healthy", "synthetic_ddp_tiny_batch"):
+        (tmp_path / name).symlink_to(sample_traces / name)
+    runs = json.loads(history(str(tmp_path), "-f", "json").stdout)["runs"]
+    assert [one["job"] for one in runs] == [1, 2]
+
+
 def test_text_has_a_row_for_each_run(runs: Path) -> None:
     lines = history(str(runs)).stdout.splitlines()
     assert lines[0] == "2 runs: 400 ms -> 320 ms a step; one finding was fixed."

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.planner.test_layouts import CLUSTER, END, LARGE, MOE, ask, asked_for, model, sent
 from tracedoc.errors import InputError
 from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
-from tracedoc.planner.hardware import find_gpu, link_of
+from tracedoc.planner.hardware import LinkKind, find_gpu, link_of
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.memory import block_weights, peak_memory, stage_weights
 from tracedoc.planner.plan import plan
@@ -107,6 +107,35 @@ def test_a_capacity_is_for_experts_and_nccls_all_to_all(
     question = ask(model(tmp_path, **(MOE if experts else {})), capacity=capacity)
     with pytest.raises(InputError, match=said):
         plan(question, PlanRequest(CLUSTER, framework=framework, flex=flex))
+
+
+def test_servers_with_pcie_widen_the_range_until_they_are_measured(tmp_path: Path) -> None:
+    question = ask(model(tmp_path, **LARGE))
+    gpu, layout = find_gpu("A100 PCIe 80GB"), Layout("megatron", tensor=8, data=2)
+
+    def width(link: LinkKind) -> float:
+        step = predict(question, layout, replace(CLUSTER, gpu=gpu, inside=link), checkpointing=False)
+        assert step is not None
+        assert step.best_ms < step.expected_ms < step.worst_ms
+        return step.worst_ms / step.best_ms
+
+    pcie = link_of(gpu)
+    assert pcie is not None
+    assert width(replace(pcie, measured=True)) == pytest.approx(1.20 / 0.83)
+    assert 1.5 < width(pcie) < 1.20 / 0.83 * 1.35 / 0.75
+
+
+def test_megatron_adds_the_biases_of_experts_one_by_one(tmp_path: Path) -> None:
+    """28 bytes for each number of the results of a token's experts, or 72 where weights are sent in fp32."""
+    question = ask(model(tmp_path, **MOE))
+    biased = replace(question, model=replace(question.model, experts_biased=True))
+    for strategy, flex, moved in (("megatron", False, 28), ("megatron", True, 72), ("torchtitan", False, 0)):
+        layout = Layout(strategy, data=16, expert=2, flex=flex)
+        plain, slower = (predict(q, layout, CLUSTER, checkpointing=False) for q in (question, biased))
+        assert plain is not None
+        assert slower is not None
+        numbers = question.model.blocks * question.training.tokens * question.routed * question.model.hidden
+        assert slower.compute_ms - plain.compute_ms == pytest.approx(moved * numbers / 3350e9 * 1e3)
 
 
 def test_few_tokens_reach_less_of_the_peak(tmp_path: Path) -> None:

@@ -46,19 +46,31 @@ SANITIZERS = "builds the reader with the sanitizers of a compiler; takes minutes
 NETWORK = "asks a package index or a store on the network"
 NAMED = "names an option; the command itself is left out"
 EXAMPLE = "is of the worked example, which test_worked_example.py follows"
+AGAIN = "starts a job again and again; tests/trials does so with a small one"
+RUNNING = "asks a job that runs; tests/running does so"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
+PACKAGES = "asks a package index; test_packaging.py builds and installs the wheel"
+EXTRAS = ("dask", "hta", "mcp", "mpi", "remote")
+CI = ("test", "wheel", "shipped", "lint", "oldest", "newest", "docs")
 NOT_RUN = {
-    **dict.fromkeys(
-        (f"make {name}" for name in ("test", "lint", "shipped", "oldest", "newest", "docs")), BY_CI
-    ),
+    **dict.fromkeys((f"make {name}" for name in CI), BY_CI),
     **dict.fromkeys((f"make {name}" for name in ("soak", "mutate", "pythons")), LASTS),
-    **dict.fromkeys((f"make bench{name}" for name in ("", "-plan", "-replay", "-truth")), LASTS),
+    **dict.fromkeys((f"make bench{name}" for name in ("", "-plan", "-replay", "-truth", "-try")), LASTS),
+    "tracedoc try RUN": AGAIN,
+    "tracedoc try runs/a": AGAIN,
+    'tracedoc try runs/a "DataLoader(num_workers=4)" "OMP_NUM_THREADS=2" "DDP(static_graph=True)"': AGAIN,
+    'tracedoc try runs/a "os.sched_setaffinity(0, range(16 * local_rank, 16 * local_rank + 16))"': AGAIN,
+    "tracedoc try runs/a --env WANDB_MODE=disabled -- torchrun train.py --output_dir /tmp/trial": AGAIN,
     "python benchmarks/run.py --quick": LASTS,
     "python benchmarks/rules.py": LASTS,
     ".venv/bin/python benchmarks/page.py": LASTS,
     "python benchmarks/collect.py --write": LASTS,
     "python soak/compared_runs.py": LASTS,
     "python soak/predicted_runs.py": LASTS,
+    "make refresh": "makes what is kept anew, in minutes; tests hold that it is current",
+    **dict.fromkeys(
+        (f"pip install {what}" for what in (".", *(f"'.[{extra}]'" for extra in EXTRAS))), PACKAGES
+    ),
     "make fuzz": SANITIZERS,
     "make constraints": NETWORK,
     "git clone https://forge.example/OWNER/tracedoc && cd tracedoc": NETWORK,
@@ -76,6 +88,34 @@ NOT_RUN = {
     "tracedoc collect --ranks 0,777": NAMED,
     "tracedoc collect --baseline": NAMED,
     "tracedoc collect -- torchrun": NAMED,
+    **dict.fromkeys(
+        (
+            "tracedoc collect --again RUN",
+            "tracedoc collect --again runs/a --active 5 --diagnose",
+            "tracedoc collect --from dynolog",
+            'tracedoc collect --from dynolog --seconds 3 --job-id "$SLURM_JOB_ID" -o /shared/runs/now',
+            "tracedoc collect --from dynolog://node7:1778 -o /shared/runs/now",
+            "tracedoc collect --from http://HOST:25999",
+            "tracedoc collect --from http://node0:25999 --seconds 3 -o runs/now",
+            "tracedoc diagnose /tmp/dumps",
+            "tracedoc watch RUN",
+            "tracedoc watch runs/a",
+            "tracedoc watch runs/a --on-drift capture --prometheus /var/lib/node_exporter/tracedoc.prom",
+        ),
+        RUNNING,
+    ),
+    **dict.fromkeys(
+        (
+            "tracedoc try RUN",
+            "tracedoc try runs/a",
+            'tracedoc try runs/a "DataLoader(num_workers=4)" "OMP_NUM_THREADS=2" "DDP(static_graph=True)"',
+            'tracedoc try runs/a "os.sched_setaffinity(0, range(16 * local_rank, 16 * local_rank + 16))"',
+            "tracedoc try runs/a --env WANDB_MODE=disabled -- "
+            "torchrun --nproc_per_node 8 train.py --output_dir /tmp/trial",
+        ),
+        "runs a job many times; tests/trials does so",
+    ),
+    "make bench-try": LASTS,
     "python -E": NAMED,
     "python -I": NAMED,
 }
@@ -87,7 +127,6 @@ LONG = {
     "tracedoc rules test tests/rules",
     "tracedoc diagnose runs/a --executor dask://local --jobs 8",
     ".venv/bin/python -m pytest tests/rules -k tiny",
-    "make refresh",
 }
 # As many ranks as a machine with two cores has time for.
 RANKS = re.compile(r"(--nproc[-_]per[-_]node) 8")
@@ -145,7 +184,7 @@ RUN_HERE = {
 
 
 def is_long(command: str) -> bool:
-    return bool(JOB.match(command)) or command in LONG or command.startswith("pip install")
+    return bool(JOB.match(command)) or command in LONG
 
 
 @pytest.fixture
@@ -189,7 +228,7 @@ def lay_runs(folder: Path, but: set[str]) -> None:
         if name not in but:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(folder / "sample_traces" / sample, folder / name)
-    shutil.copy(folder / "tests" / "rules" / "tiny-batch.yaml", folder / "DIR")
+    shutil.copytree(folder / "docs" / "house-rules", folder / "DIR", dirs_exist_ok=True)
     for gpus in (1, 2, 4, 8):
         job = play(programs(Job(1, "ddp", gpus, layers=4, steps=4)))
         write_traces(job, gpus, folder / f"{gpus}gpu", Capture())
@@ -224,25 +263,39 @@ def test_every_command_runs(document: Path, checkout: Path) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "document", [one for one in DOCUMENTS if any(map(is_long, RUN_HERE[one]))], ids=name_of
+    ("document", "number"),
+    [
+        pytest.param(one, number, id=f"{name_of(one)}: {command}")
+        for one in DOCUMENTS
+        for number, command in enumerate(RUN_HERE[one])
+        if is_long(command)
+    ],
 )
-def test_every_command_runs_with_real_jobs(
-    document: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Jobs run on two ranks on CPU; one without a launcher is a job of one rank."""
+def test_every_job_runs(document: Path, number: int, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On two ranks on CPU, or one without a launcher; then what else the document does with its folder."""
+    command, *later = RUN_HERE[document][number:]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in alone.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    made = {
-        found[1] for one in RUN_HERE[document] if (found := re.match(r"tracedoc collect.* -o (\S+)", one))
-    }
-    lay_runs(checkout, but=made | {f"{one}/baseline" for one in made})
-    for command in RUN_HERE[document]:
-        run(command)
+    named = re.match(r"tracedoc collect.* -o (\S+)", command)
+    made = named[1] if named else ""
+    lay_runs(checkout, but={made, f"{made}/baseline"})
+    run(command)
+    for other in later:
+        if made and made in shlex.split(other) and not is_long(other):
+            run(other)
 
 
 def test_what_is_not_run_is_listed_with_its_reason_and_stands_in_a_document() -> None:
     assert set(NOT_RUN) <= {command for commands in ALL.values() for command in commands}
+    by_ci = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert {f"make {name}" for name in CI} <= set(by_ci)
+
+
+def test_extras_that_documents_install_are_there() -> None:
+    project = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8").split("\n[")
+    (optional,) = (part for part in project if part.startswith("project.optional-dependencies]"))
+    assert set(EXTRAS) <= set(re.findall(r"^(\w+) = ", optional, re.M))

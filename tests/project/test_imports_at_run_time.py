@@ -42,7 +42,7 @@ def test_diagnose_imports_nothing_heavy(repository: Path, sample_traces: Path, t
     assert imported & HEAVY == set()
 
 
-COMMANDS = ["", "collect", "diagnose", "facts", "whatif", "report", "plan", "explain", "rules list"]
+COMMANDS = ["", "collect", "diagnose", "facts", "whatif", "try", "report", "plan", "explain", "rules list"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -173,6 +173,17 @@ def test_the_rank_that_others_wait_for_is_told_with_its_share_of_the_time() -> N
     assert late.frac == pytest.approx(60 / 520)
 
 
+def test_late_is_after_all_others_and_not_after_the_first() -> None:
+    groups = {"dp": "[0, 1, 2]"}
+    dumps = [
+        dump(*(call("all_reduce", n, n / 10 + late, done=True) for n in range(6)), groups=groups)
+        for late in (0, 0.040, 0.045)
+    ]
+    late = told(*dumps).late
+    assert late is not None
+    assert (late.rank, late.late_ms) == (2, 5.0)
+
+
 def test_a_clock_that_is_ahead_makes_no_rank_late() -> None:
     ahead = entered(0, 0, 0, 0, 0, 0, skew_ms=30)
     assert told(*ahead, one_clock=False).late is None

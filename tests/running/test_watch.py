@@ -1,4 +1,4 @@
-"""Step logs are followed from where the last look ended; drift is told within twenty steps, with who it is."""
+"""Step logs are followed from where the last look ended; drift is told within twenty steps, and who it is."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_on_drift_ranks_that_take_requests_tell_who_is_late(
 ) -> None:
     folder = run_folder(tmp_path, "100 x200", "100 x200", live=True)
     moments = iter(range(10))
-    monkeypatch.setattr("tracedoc.cli.watch.SECONDS_STILL", 1e12)
+    monkeypatch.setattr("tracedoc.cli.watch.SECONDS_SILENT", 1e12)
 
     def answer(seconds: float) -> None:
         """Slow down at the first look, answer the request at the second, and end."""

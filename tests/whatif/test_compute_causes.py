@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tests.whatif.test_ledger import ledger_of, one_of
+from tests.whatif.test_ledger import ledger_of, of, one_of
 from tracedoc import Options
 from tracedoc.testing import TraceBuilder
 
@@ -103,6 +103,20 @@ def test_small_kernels_are_what_a_fused_one_saves(tmp_path: Path) -> None:
 
     small = one_of(ledger_of(tmp_path, draw), "compute.small_kernels")
     assert small.alone_ms[1] == pytest.approx(499 * 0.005, abs=0.1)
+
+
+def test_small_products_are_not_fused_with_one_another(tmp_path: Path) -> None:
+    """Of 250 pairs of a product and a sum of 4 us each nothing goes: a small sum follows no small sum."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel(PRODUCT, start, start + 10, launch_ms=start - 0.01)
+        for one in range(500):
+            at, name = start + 10.001 + 0.005 * one, PRODUCT if one % 2 else "void add_kernel<float>()"
+            builder.kernel(name, at, at + 0.004, launch_ms=start + 0.004 * one)
+        builder.runtime("cudaDeviceSynchronize", start + 2.1, start + 12.51)
+        return start + 12.5
+
+    assert of(ledger_of(tmp_path, draw), "compute.small_kernels") == 0.0
 
 
 def test_an_optimizer_of_single_operators_reads_its_values_again(tmp_path: Path) -> None:

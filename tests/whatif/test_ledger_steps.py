@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+import tracedoc
+from tests.simulated.spec import Fault, Job
+from tests.simulated.traces import Capture, write_traces
+from tests.simulated.truth import Truth
 from tests.whatif.test_ledger import PRODUCT, ledger_of, of, one_of, reduced
 from tracedoc.testing import TraceBuilder
 
@@ -14,6 +18,21 @@ def test_a_rank_that_is_late_in_some_steps_costs_what_it_costs_on_average(tmp_pa
     assert ledger.step_ms == pytest.approx(106.0, abs=0.2)
     assert of(ledger, "ranks.") == pytest.approx(5.0, abs=0.5)
     assert of(ledger, "slow_steps") == 0.0
+
+
+@pytest.mark.parametrize("missing", [(), (0,)])
+def test_pauses_of_a_rank_in_some_steps_cost_what_they_cost_on_average(tmp_path, missing):
+    """While a rank is away, its own step is long; for those that wait it is the next one."""
+    job = Job(3, "ddp", ranks=4, steps=6, jitter=0.0, faults=(Fault("pauses", 2, 40.0),))
+    truth = Truth(job)
+    write_traces(truth.played, job.ranks, tmp_path, Capture(missing=missing))
+    found = tracedoc.diagnose(tmp_path)
+    true = truth.gain_of_fault("pauses")
+    assert true > 0.05 * truth.step_ms
+    assert of(found.ledger, "slow_steps") == 0.0
+    late = one_of(found.ledger, "ranks.host")
+    assert late.alone_ms[1] == pytest.approx(true, abs=0.03 * truth.step_ms)
+    assert late.ranks == (2,)
 
 
 def test_a_step_far_longer_than_the_others_is_told_by_itself(tmp_path):

@@ -78,6 +78,21 @@ def test_a_fault_of_a_pipeline_has_its_cause_its_ranks_and_its_gain(case: str, t
         assert late.ranks == ranks
 
 
+@pytest.mark.parametrize(("steps", "missing"), [(1, ()), (2, ()), (3, (3,))])
+def test_a_heavy_stage_costs_the_same_in_short_captures_and_without_a_rank(
+    steps: int, missing: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Hosts run ahead: the GPUs still have work from before the capture when its first step is launched."""
+    job = replace(JOB, stages=2, steps=steps, faults=(Fault("heavy-stage", 0, 1.5),))
+    truth = Truth(job)
+    write_traces(truth.played, job.ranks, tmp_path, Capture(missing=missing))
+    found = causes(tracedoc.diagnose(tmp_path))["pipeline.imbalance"]
+    true = truth.gain_of_fault("heavy-stage")
+    assert true > 0.05 * truth.step_ms
+    assert found.alone_ms[1] == pytest.approx(true, abs=NEAR * truth.step_ms)
+    assert found.ranks == (0, 1)
+
+
 def test_a_heavy_first_stage_that_works_while_the_others_fill_costs_nothing(tmp_path: Path) -> None:
     """Its forward passes are long while it would wait for a gradient: shared out, the step is longer."""
     job = replace(JOB, micro_batches=4, faults=(Fault("heavy-stage", 0, 1.7),))

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from itertools import pairwise
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -28,8 +29,8 @@ _HELP_INSTEAD: tuple[type[click.ClickException], ...] = tuple(
 
 
 COMMANDS = (
-    "collect", "diagnose", "compare", "history", "whatif", "kernels", "plan", "report", "facts", "explain",
-    "rules", "watch", "mcp", "completion",
+    "collect", "diagnose", "compare", "history", "whatif", "try", "kernels", "plan", "report", "facts",
+    "explain", "rules", "watch", "mcp", "completion",
 )  # fmt: skip
 """What can be run; ``tracedoc.cli.NAME`` defines ``NAME``, and is imported where it is asked for."""
 
@@ -45,7 +46,8 @@ class Commands(click.Group):
         """Return a command, ``None`` for any other name."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"tracedoc.cli.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = getattr(import_module(f"tracedoc.cli.{name}"), name)
         return command
 
     def main(  # type: ignore[override]
@@ -183,6 +185,7 @@ def main() -> None:
       tracedoc compare runs/a runs/b            what a change did
       tracedoc history runs                     the runs of a folder
       tracedoc whatif runs/a no-sync            the step with a change, replayed
+      tracedoc try runs/a                       the job started again with its fixes
       tracedoc kernels runs/a                   what its kernels reach
       tracedoc plan --params 7B --gpu H100      which training strategy fits
       tracedoc explain exposed-communication    what a finding means, and its fixes

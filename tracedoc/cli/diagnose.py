@@ -14,8 +14,6 @@ from tracedoc.cli.output import Target, json_text, report_options, say, send, ta
 from tracedoc.cli.reading import Reading, names_in, reading_options, rules_option, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
 from tracedoc.errors import InputError
-from tracedoc.run.flight import dumps_at
-from tracedoc.run.hang import read_standstill
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
@@ -96,6 +94,9 @@ def diagnose(
         result = run_pipeline(paths, options)
     except InputError:
         # A job that hangs before it is captured leaves dumps alone.
+        from tracedoc.run.flight import dumps_at
+        from tracedoc.run.hang import read_standstill
+
         found = dumps_at([Path(path) for path in paths])
         if not found:
             raise

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tracedoc.running.watch import JobWatch
 
 SECONDS_BETWEEN_LOOKS = 1.0
-SECONDS_STILL = 30.0
+SECONDS_SILENT = 30.0
 STILL = 10
 """A job stands still that takes no step for so many seconds and ten usual ones."""
 
@@ -98,7 +98,7 @@ def follow(folder: Path, metrics: Path | None, capture: bool, every: float) -> N
                 shown.event(line)
         told_still = still
         if ended:
-            shown.end(job.words)
+            shown.event(f"the job has ended; {job.words}")
             return
         time.sleep(SECONDS_BETWEEN_LOOKS)
 
@@ -108,21 +108,17 @@ class _Shown:
 
     def __init__(self, every: float) -> None:
         self._every, self._said = every, 0.0
-        self._screen = sys.stdout.isatty()
+        self._clear = "\r\033[K" if sys.stdout.isatty() else ""
 
     def line(self, words: str) -> None:
-        if self._screen:
-            click.echo(f"\r\033[K{words[: text_width() - 1]}", nl=False)
+        if self._clear:
+            click.echo(f"{self._clear}{words[: text_width() - 1]}", nl=False)
         elif time.monotonic() - self._said >= self._every:
             self._said = time.monotonic()
             click.echo(words)
 
     def event(self, words: str) -> None:
-        moment = time.strftime("%H:%M:%S")
-        click.echo(f"{chr(13) + chr(27) + '[K' if self._screen else ''}{moment}  {words}")
-
-    def end(self, words: str) -> None:
-        self.event(f"the job has ended; {words}")
+        click.echo(f"{self._clear}{time.strftime('%H:%M:%S')}  {words}")
 
 
 def _ranks(folder: Path) -> list[Part]:
@@ -153,7 +149,7 @@ def _has_ended(folder: Path, ranks: list[Part]) -> bool:
 def _stands_still(job: JobWatch) -> bool:
     one = job.slowest
     idle_s = time.time() - one.end_ns / 1e9
-    return one.end_ns > 0 and idle_s > max(SECONDS_STILL, STILL * one.usual_ns / 1e9)
+    return one.end_ns > 0 and idle_s > max(SECONDS_SILENT, STILL * one.usual_ns / 1e9)
 
 
 def _who(folder: Path, job: JobWatch) -> list[str]:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tracedoc.collector.flight import remove_dumps, write_dumps
 from tracedoc.collector.frameworks import describe, describe_compile, find_live
 from tracedoc.collector.host.devices import (
     COMMANDS,
@@ -37,6 +36,7 @@ from tracedoc.collector.host.environment import (
     link_rates,
     read_counters,
 )
+from tracedoc.collector.live.dumps import remove_dumps, write_dumps
 from tracedoc.collector.loading import LoaderWatch
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe

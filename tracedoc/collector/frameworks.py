@@ -113,11 +113,9 @@ def describe_model(live: Live) -> Plain:
 
     Elements are counted whole, also where a rank holds a part of them.
     """
-    roots = _roots(live)
-    if not roots:
+    root = largest_root(live)
+    if root is None:
         return {}
-    sizes = [(sum(numel(p) for p in root.parameters()), root) for root in roots[:MAX_OBJECTS]]
-    _, root = max(sizes, key=lambda pair: pair[0])
     parameters = list(root.parameters())
     trained = [p for p in parameters if p.requires_grad]
     dtypes: Counter[str] = Counter()
@@ -140,6 +138,12 @@ def describe_model(live: Live) -> Plain:
         gradient_checkpointing=_checkpoints(live, modules),
         lora=any(type(m).__module__.startswith("peft.tuners") for m in modules) or None,
     )
+
+
+def largest_root(live: Live) -> Any:
+    """The outermost module with most elements, ``None`` where none holds parameters."""
+    roots = _roots(live)[:MAX_OBJECTS]
+    return max(roots, key=lambda root: sum(numel(p) for p in root.parameters()), default=None)
 
 
 def _roots(live: Live) -> list[Any]:

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tracedoc.collector.nccl import ask_nccl
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
@@ -18,6 +18,9 @@ from tracedoc.collector.recorder import ForeignProfilers
 from tracedoc.collector.session import Session
 from tracedoc.collector.steps import Listener, StepClock, count_outermost
 from tracedoc.run.manifest import MANIFEST_SCHEMA, PART_SUFFIX, is_running, rank_stem, write_json
+
+if TYPE_CHECKING:
+    from tracedoc.collector.trial.rank import Changes, Losses, TrialSession
 
 _RANK_VARIABLES = (
     ("RANK", "WORLD_SIZE"),
@@ -34,9 +37,20 @@ class Hook:
         self._options = options
         self._clock = StepClock()
         self._listener = Listener(self.stepped)
-        self._session: Session | None = None
+        self._session: Session | TrialSession | None = None
+        self._changes: Changes | None = None
+        self._losses: Losses | None = None
+        if options.trial:
+            from tracedoc.collector.trial.rank import Changes, Losses
+
+            self._changes, self._losses = Changes(options), Losses()
         self._foreign: ForeignProfilers | None = None
         self._off = False
+
+    def change(self, module: ModuleType) -> None:
+        """Make the changes of a trial to a module that was just imported; nothing in a capture."""
+        if self._changes is not None:
+            self._changes.imported(module)
 
     def watch_optimizers(self, module: ModuleType) -> None:
         """Count the steps of every optimizer class that will be used, where ``Optimizer`` patches it."""
@@ -49,6 +63,8 @@ class Hook:
             optimizer.profile_hook_step = staticmethod(
                 lambda step: count_outermost(patch(step), self._listener)
             )
+        if self._losses is not None:
+            self._losses.watch(sys.modules["torch.autograd"])
         self._foreign = ForeignProfilers(sys.modules["torch"], self._give_way)
         self._foreign.watch()
         if hasattr(os, "register_at_fork"):
@@ -89,7 +105,7 @@ class Hook:
                 if self._session is None:
                     self._become_rank(stepped)
                 else:
-                    leave = self._session.step()
+                    leave = self._session.step(stepped)
         except Exception as error:
             self._give_up(error)
         if leave:
@@ -102,7 +118,13 @@ class Hook:
         if self._foreign is None or not _claim(Path(self._options.folder), identity):
             self._off = True
             return
-        session = Session(torch, self._options, identity, self._foreign, self._clock)
+        session: Session | TrialSession
+        if self._changes is not None and self._losses is not None:
+            from tracedoc.collector.trial.rank import TrialSession
+
+            session = TrialSession(self._options, identity, self._clock, self._changes, self._losses)
+        else:
+            session = Session(torch, self._options, identity, self._foreign, self._clock)
         self._session = session
         atexit.register(self._at_exit)
         multiprocessing = sys.modules.get("multiprocessing.process")
@@ -170,13 +192,14 @@ def imported(module: ModuleType, folder: str) -> None:
             ask_nccl(os.environ)
         with contextlib.suppress(OSError):
             Path(folder, f"torch-{socket.gethostname()}-{os.getpid()}").touch()
+    hook.change(module)
     if module.__name__ == "torch.optim.optimizer":
         hook.watch_optimizers(module)
     elif module.__name__ == "torch._dynamo.decorators":
         hook.hide_from_dynamo(module)
     elif module.__name__ == "torch.distributed.elastic.multiprocessing.errors":
         hook.watch_children(module)
-    else:
+    elif module.__name__.startswith("deepspeed."):
         hook.watch_engine(module)
 
 

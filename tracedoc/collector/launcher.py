@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -21,6 +21,7 @@ from pathlib import Path
 import tracedoc
 from tracedoc.collector.nccl import debugging
 from tracedoc.collector.options import Options, write_options
+from tracedoc.collector.trial.changes import read_change
 from tracedoc.collector.variables import looks_secret, names_secret
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.run.manifest import (
@@ -197,12 +198,12 @@ def _is_same_job(node: Part, job: str, command: Sequence[str], environ: Mapping[
     if node.get("host") != socket.gethostname() or not isinstance(pid, int):
         return True
     # On one host two jobs are two, unless one of several launchers started this.
-    if node.get("name") != _name(command) or not _is_one_of_several(command, environ):
+    if node.get("name") != _name(command) or not is_one_of_several(command, environ):
         return False
     return is_running(pid)
 
 
-def _is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+def is_one_of_several(command: Sequence[str], environ: Mapping[str, str]) -> bool:
     """True if a job has other launchers: its command names nodes, or its rank is set already."""
     nodes = re.search(
         r"--(?:n?nodes|num[-_](?:nodes|machines)|(?:node|machine)[-_]rank)[= ](?!1\b)", " ".join(command)
@@ -227,6 +228,8 @@ def _hook_folder(options: Options) -> Path:
     folder.mkdir()
     shutil.copyfile(_SITECUSTOMIZE, folder / "sitecustomize.py")
     (folder / "package").write_text(str(Path(tracedoc.__file__).parent), encoding="utf-8")
+    modules = sorted({name for text in options.changes for name in read_change(text).modules})
+    (folder / "watched").write_text("\n".join(modules), encoding="utf-8")
     write_options(options, folder)
     return folder
 
@@ -255,8 +258,12 @@ def _is_secret(value: str) -> bool:
 # The command.
 
 
-def collect(command: Sequence[str], options: Options) -> Outcome:
-    """Run a command to its end and return what was captured.
+Runner = Callable[[Sequence[str], Options, Mapping[str, str]], int]
+"""Runs a command with variables, and returns its exit code."""
+
+
+def collect(command: Sequence[str], options: Options, runner: Runner | None = None) -> Outcome:
+    """Run a command to its end and return what was captured; ``runner`` runs it in a way of its own.
 
     Raises :class:`InputError` where the run directory cannot be had, and nothing has been run;
     :class:`CommandError` where the command cannot be started, or has lost its run directory meanwhile.
@@ -270,7 +277,7 @@ def collect(command: Sequence[str], options: Options) -> Outcome:
     except OSError as error:
         raise _unwritable(folder, error) from None
     try:
-        code = _run(command, options, os.environ | environment(hook_folder, options, os.environ))
+        code = (runner or _run)(command, options, os.environ | environment(hook_folder, options, os.environ))
         node.update(ended=timestamp(), exit_code=code)
         with contextlib.suppress(OSError):  # the disk may be full by now
             write_json(part, node)
@@ -299,7 +306,7 @@ def _run(command: Sequence[str], options: Options, environ: Mapping[str, str]) -
             NOT_EXECUTABLE,
         ) from None
     with _forwarded_signals(child):
-        code = _wait_for_captures(child, options) if options.exit_after_capture else child.wait()
+        code = wait_for_captures(child, options) if options.exit_after_capture else child.wait()
     return code if code >= 0 else BY_SIGNAL - code
 
 
@@ -331,10 +338,16 @@ def _in_foreground() -> bool:
         return False
 
 
-def _wait_for_captures(child: subprocess.Popen[bytes], options: Options) -> int:
-    """Wait for the command; end it if ranks stay after every capture. Return 0 if all are there."""
+def wait_for_captures(
+    child: subprocess.Popen[bytes], options: Options, meanwhile: Callable[[], None] = lambda: None
+) -> int:
+    """Wait for the command; end it if ranks stay after every capture. Return 0 if all are there.
+
+    ``meanwhile`` is called every second, and may raise.
+    """
     done_at = 0.0
     while True:
+        meanwhile()
         try:
             code = child.wait(timeout=1.0)
             break

@@ -20,6 +20,8 @@ class Options:
     ``nccl_log`` keeps what NCCL says of all ranks; ``None`` reads that of the first rank of each node, and
     keeps no file. ``max_seconds`` bounds recording and writing each, ``max_mb`` the trace of a rank before
     compression.
+    A ``trial`` records nothing: ``wait`` steps pass, ``active`` ones are timed with ``changes`` made to the
+    job.
     """
 
     folder: str
@@ -36,6 +38,8 @@ class Options:
     nccl_log: bool | None = None
     exit_after_capture: bool = False
     source_step: bool = True
+    trial: bool = False
+    changes: tuple[str, ...] = ()
 
     @property
     def start(self) -> int:

@@ -164,6 +164,7 @@ class StackSamples:
         """Take samples until the step ends; each stands for the time since the one before."""
         last = time.perf_counter_ns() - pause_ns
         self._slow += 1
+        began, told = self._began_ns, False
         ran = {one: ran_ns(one) for one in other_threads(self._thread)}
         while self._steps == number and self._began_ns and not self._ended.wait(pause_ns / 1e9):
             frames = sys._current_frames()
@@ -181,11 +182,14 @@ class StackSamples:
                         self._beside.add(of_thread, ns - ran[one])
             ran = {one: ns for one, (_, ns) in beside.items()}
             last, pause_ns = now, min(int(pause_ns * GROWS), STUCK_NS // 2)
-            if now - self._began_ns > max(STUCK_NS, STUCK * int(median(self._lengths))):
-                self._hold(number)
+            if not told and began and now - began > max(STUCK_NS, STUCK * int(median(self._lengths))):
+                told = True
+                self._on_stuck(script_frames(self._thread))
+        if told and not self._ended.is_set():
+            self._on_stuck(None)
 
     def _hold(self, number: int) -> None:
-        """Tell that a step hangs, with the frames of the script's own code, and wait for its end."""
+        """Tell that one of the first steps hangs, and wait for its end."""
         self._on_stuck(script_frames(self._thread))
         while self._steps == number:
             if self._ended.wait(1.0):
@@ -208,13 +212,17 @@ def stack_of(frame: FrameType | None, *, ours: bool = False) -> Stack:
     return tuple(found)
 
 
+def _is_installed(file: str) -> bool:
+    ours = (os.path.dirname(os.__file__), sys.prefix, "<frozen")
+    return file.startswith(ours) or "site-packages" in file or "dist-packages" in file
+
+
 def script_frames(thread: int) -> list[str]:
     """The frames of a thread that are of the script's own code, from the innermost outwards; else all."""
     frame = sys._current_frames().get(thread)
     stack = stack_of(frame)
     del frame
-    installed = (os.path.dirname(os.__file__), sys.prefix, "<frozen")
-    own = tuple(one for one in stack if not one[0].co_filename.startswith(installed))
+    own = tuple(one for one in stack if not _is_installed(one[0].co_filename))
     return _words(own or stack)
 
 

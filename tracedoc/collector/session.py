@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from tracedoc.collector import evidence
-from tracedoc.collector.live import RequestWatch
+from tracedoc.collector.live.requests import RequestWatch
 from tracedoc.collector.options import Options, level_of
 from tracedoc.collector.recorder import (
     ForeignProfilers,
@@ -113,8 +113,11 @@ class Session:
         self._advance(0)
         self._last_ns = time.perf_counter_ns()
 
-    def step(self) -> bool:
-        """Count a step that just ended; return whether the job is to end here (``--exit-after-capture``)."""
+    def step(self, stepped: object = None) -> bool:
+        """Count a step that just ended; return whether the job is to end here (``--exit-after-capture``).
+
+        Whoever ``stepped`` is the same to a capture.
+        """
         now_ns = time.perf_counter_ns()
         elapsed_ns = now_ns - self._last_ns
         self.count += 1

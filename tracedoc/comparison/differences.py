@@ -209,7 +209,7 @@ def are_related(base: Diagnosis, head: Diagnosis) -> bool:
 def _other_work(base: Diagnosis, head: Diagnosis) -> bool:
     sides = [{row.name: row.time_ms for row in side.detail.kernels} for side in (base, head)]
     if not all(sides):
-        return False
+        return any(sides)
     common = sides[0].keys() & sides[1].keys()
     return any(sum(side[name] for name in common) < 0.5 * sum(side.values()) for side in sides)
 

@@ -15,7 +15,7 @@ from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import BUDGET_PARTS, Diagnosis
 from tracedoc.errors import InputError
 from tracedoc.ledger import Range
-from tracedoc.predicted import NotPredicted
+from tracedoc.predicted import NotPredicted, Tried
 
 LEAST_BEND = 0.05
 """A curve bends where a step of it is less efficient than the one before it by this much."""
@@ -219,7 +219,8 @@ class HistoryRun(msgspec.Struct, frozen=True):
     with the run before it, "" where there is none to compare with; ``fixed`` are the findings gone since
     then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``cause`` is the id
     of the one that costs most, and ``cause_ms`` its share. ``problem`` says why a run has no step. Runs with
-    one number of ``job`` may be of one job; those of others are not compared with them.
+    one number of ``job`` may be of one job; those of others are not compared with them. ``tried`` are fixes
+    that were tried on the job.
     """
 
     name: str
@@ -237,6 +238,7 @@ class HistoryRun(msgspec.Struct, frozen=True):
     cause_ms: float | None = None
     problem: str = ""
     job: int = 1
+    tried: tuple[Tried, ...] = ()
 
 
 class History(msgspec.Struct, frozen=True):
@@ -312,6 +314,7 @@ def _run(
         findings=findings,
         cause=largest[0].id if largest else "",
         cause_ms=largest[0].share_ms if largest else None,
+        tried=diagnosis.tried,
     )
     if comparison is None or comparison.verdict is None:
         return run

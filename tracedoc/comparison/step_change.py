@@ -13,6 +13,7 @@ from math import ceil, comb, expm1
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tracedoc.diagnosis import Diagnosis, StepBudget
 from tracedoc.predicted import CPU_RUNS_DIFFER
@@ -87,10 +88,26 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
     before, after = run_steps(base), run_steps(head)
     if not before or not after:
         return None
+    return replace(
+        change_between(before, after, noise_of(on_cpu="CPU" in (base.run.device, head.run.device))),
+        base_waited_frac=_waited(base, before),
+        head_waited_frac=_waited(head, after),
+        base_unprofiled_ms=_unprofiled(base),
+        head_unprofiled_ms=_unprofiled(head),
+        operators_frac=_operators(base, head) if base.run.device == head.run.device == "CPU" else None,
+    )
+
+
+def noise_of(*, on_cpu: bool) -> float:
+    """The share of a step by which two runs of one job may differ."""
+    return CPU_RUNS_DIFFER if on_cpu else LEAST_CHANGE
+
+
+def change_between(before: Sequence[float], after: Sequence[float], noise_frac: float) -> StepChange:
+    """The change from some steps to others, both in milliseconds and at least one; they need no order."""
     ratios = np.sort(np.subtract.outer(np.log(after), np.log(before)).ravel())
     cut = _cut(len(before), len(after))
     low, middle, high = ratios[cut], np.median(ratios), ratios[ratios.size - 1 - cut]
-    on_cpu = "CPU" in (base.run.device, head.run.device)
     return StepChange(
         base_ms=float(np.median(before)),
         head_ms=float(np.median(after)),
@@ -99,12 +116,7 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
         change_frac=expm1(middle),
         low_frac=expm1(low),
         high_frac=expm1(high),
-        noise_frac=CPU_RUNS_DIFFER if on_cpu else LEAST_CHANGE,
-        base_waited_frac=_waited(base, before),
-        head_waited_frac=_waited(head, after),
-        base_unprofiled_ms=_unprofiled(base),
-        head_unprofiled_ms=_unprofiled(head),
-        operators_frac=_operators(base, head) if base.run.device == head.run.device == "CPU" else None,
+        noise_frac=noise_frac,
     )
 
 

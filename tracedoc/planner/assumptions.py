@@ -135,6 +135,7 @@ def _about_time(
             )
             if link.near:
                 what += f", {link.reached(GPUS_OF_A_CPU):.3g} GB/s among {GPUS_OF_A_CPU} GPUs of one CPU"
+                what += " (servers differ, --measure tells)"
             texts.append(f"Link: {link.title} at {what}; {link.latency_us:g} us a call ({link.source}).")
     if question.training.offload != "none":
         texts.append(

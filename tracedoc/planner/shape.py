@@ -94,13 +94,14 @@ class ModelShape(msgspec.Struct, frozen=True):
     and ``kv_width`` are heads times head size. ``mlp_width`` is what one token meets, over all its experts.
     ``attentions`` is the attention layers of a mean block (1.5 in an encoder-decoder), ``norms`` its norms,
     ``mlp_tensors`` how many tensors of the MLP's width its forward pass keeps, ``experts_met`` the experts
-    that a token meets (0: there are none). ``dense_attention`` says that the model computes its scores
-    itself, whatever kernel is chosen, and keeps ``score_bytes`` of each where that is not what eager
-    attention usually keeps; ``math_attention`` that no fused kernel takes its heads or its bias, so that
-    PyTorch computes in fp32. The first ``encoder_blocks`` see ``encoder_tokens``, whatever the sequence is.
-    ``softcapped`` says that its logits pass a tanh; ``head_norms`` that queries and keys do a norm;
-    ``fp32_loss`` that the loss is computed in fp32. ``norm_bytes`` is what an RMS norm in fp32 keeps of a
-    number; 0 is a copy and the result. Where a ``step`` of it was counted, that takes the place of all these.
+    that a token meets (0: there are none), ``experts_biased`` says that they add biases, and
+    ``dense_attention`` that the model computes its scores itself, whatever kernel is chosen, and keeps
+    ``score_bytes`` of each where that is not what eager attention usually keeps; ``math_attention`` that
+    no fused kernel takes its heads or its bias, so that PyTorch computes in fp32. The first
+    ``encoder_blocks`` see ``encoder_tokens``, whatever the sequence is. ``softcapped`` says that its
+    logits pass a tanh; ``head_norms`` that queries and keys do a norm; ``fp32_loss`` that the loss is
+    computed in fp32. ``norm_bytes`` is what an RMS norm in fp32 keeps of a number; 0 is a copy and the
+    result. Where a ``step`` of it was counted, that takes the place of all these.
     """
 
     name: str
@@ -131,6 +132,7 @@ class ModelShape(msgspec.Struct, frozen=True):
     encoder_blocks: int = 0
     encoder_tokens: int = 0
     experts_met: int = 0
+    experts_biased: bool = False
     dropout: bool = False
     attention_dropout: bool = False
     mlp_dropout: bool = False

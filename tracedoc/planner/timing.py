@@ -50,6 +50,9 @@ NARROW_SPLIT, EXPERTS_SPLIT, WIDE_SPLIT = (0.83, 1.20), (0.87, 1.30), (0.65, 1.6
 Published runs with experts are spread upwards: routing, launching and recomputation differ between recipes.
 """
 
+GUESSED_LINK = (1.35, 0.75)
+"""What is sent over PCIe may take so many times what is predicted: servers differ by switches and CPUs."""
+
 NARROW_TRAFFIC = 1.9
 """How often what a product moves more, as its matrices are cut, crosses the memory of the GPU.
 
@@ -59,6 +62,12 @@ MEGATRON_ATTENTION = 0.5
 """Share of the peak that Transformer Engine's attention reaches, fitted to NeMo's published runs."""
 MEGATRON_MATMUL = 1.15
 """What Transformer Engine's products reach over what PyTorch's do, fitted to published runs in 16 bits."""
+BIAS_BYTES = (28, 72)
+"""What Megatron moves to add the bias of an expert's last matrix, for each number of its result.
+
+Bias times weight, sum, and putting the experts together again are kernels of their own (``TEGroupedMLP``),
+forward and backward: in two bytes, or in four where DeepEP or HybridEP sends the weights in fp32.
+"""
 LAUNCH_SECONDS, LAUNCH_EACH_SECONDS = 0.9e-3, 0.33e-3
 """What the host needs to launch a block with experts, forward and backward, and each expert of a GPU.
 
@@ -93,8 +102,8 @@ class Step(msgspec.Struct, frozen=True):
     ``compute_ms``, ``optimizer_ms``, ``host_ms`` (what only the host does) and ``comm_ms`` are its parts.
     ``expected_ms`` counts the part of communication that published runs did not hide; ``best_ms`` and
     ``worst_ms`` two thirds of that or all communication, and add the spread of the published runs; those of
-    layouts add their spread alone. What cannot hide is in all three: the first gather, the last reduction,
-    and what follows the optimizer.
+    layouts add their spread alone, and that of servers over PCIe. What cannot hide is in all three: the first
+    gather, the last reduction, and what follows the optimizer.
     """
 
     compute_ms: float
@@ -223,7 +232,11 @@ def predict(
         worst = min(worst, max(WIDEST_RANGE * best, high * expected)) if known else worst
     else:
         narrow = EXPERTS_SPLIT if question.model.experts_met else NARROW_SPLIT
-        best, worst = (end * expected for end in (narrow if known else WIDE_SPLIT))
+        low, high = narrow if known else WIDE_SPLIT
+        inside = cluster.inside
+        slow, fast = GUESSED_LINK if inside and inside.near and not inside.measured else (1.0, 1.0)
+        best = low * step(fast, lambda sent: sent.exposed)
+        worst = high * step(slow, lambda sent: sent.exposed)
     return Step(*(1e3 * t for t in (*times, best, expected, worst)))
 
 
@@ -296,6 +309,8 @@ def _computation(
     # What picks tokens for experts, and puts their results back, is fused with nothing.
     picked = 2 * precision.compute * question.routed * model.hidden
     picked = PASSES_OVER_ACTIVATIONS * picked - passes * routed_bytes(question, layout)
+    if model.experts_biased and layout.family == "megatron":
+        picked += BIAS_BYTES[layout.flex] * question.routed * model.hidden
     moved += model.blocks * training.tokens * picked
     if model.has_logits:
         moved += LOGIT_TRAFFIC_BYTES * training.tokens * model.vocabulary

@@ -186,6 +186,12 @@ def _parts(found: RunComparison) -> SheetTable:
     return SheetTable((first, ideal, "HEAD", "change", "evidence"), tuple(rows), 3)
 
 
+def _new_words(one: FindingChange) -> str:
+    """A finding of HEAD alone: its title, and what its message says beyond that."""
+    said = one.head_message.removeprefix(one.title).lstrip(".: ")
+    return f"{one.title} [{one.rule_id}]{said and f': {said}'}"
+
+
 def _lists(found: RunComparison) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield titles with what stands below them, without those that would be empty."""
     by_state = {
@@ -197,7 +203,7 @@ def _lists(found: RunComparison) -> Iterator[tuple[str, tuple[str, ...]]]:
             "Fixed",
             [fixed_words(one, found.realised_ms, _largest(found, longer=True)) for one in by_state["fixed"]],
         ),
-        ("New", [f"{one.title} [{one.rule_id}]: {one.head_message}" for one in by_state["new"]]),
+        ("New", [_new_words(one) for one in by_state["new"]]),
         ("Still there", [f"{one.title} [{one.rule_id}]" for one in by_state["persisting"]]),
         (
             "Kernels that changed most",

@@ -9,6 +9,7 @@ from tracedoc.comparison.series import Extrapolation, History, HistoryRun, Point
 from tracedoc.diagnosis import BUDGET_PARTS
 from tracedoc.report.comparison_sheet import comparison_sheet, fixed_words, percent_change
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.report.view import tried_words
 from tracedoc.units import format_ms, format_percent, three_digits
 
 HISTORY_PARTS = {key: label for key, label, _ in BUDGET_PARTS if key != "idle"} | {
@@ -137,6 +138,7 @@ def history_sheet(found: History) -> Sheet:
     used = [key for key in HISTORY_PARTS if any(run.parts_ms.get(key, 0.0) > 0 for run in found.runs)]
     lists = (
         ("Fixed: predicted and realised", tuple(_fixed(found))),
+        ("Tried on the job", tuple(_tried(found))),
         ("Not compared", tuple(f"{name}: {reason}" for name, reason in found.unread)),
     )
     return Sheet(
@@ -196,6 +198,12 @@ def _fixed(found: History) -> Iterator[str]:
     for run in found.runs:
         for one in run.fixed:
             yield f"{run.name}: {fixed_words(one, run.realised_ms or 0.0)}"
+
+
+def _tried(found: History) -> Iterator[str]:
+    for run in found.runs:
+        for one in run.tried:
+            yield f"{run.name}: {one.title}: {tried_words(one)}"
 
 
 def _step_bars(found: History) -> Iterator[SheetBar]:

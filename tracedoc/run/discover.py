@@ -35,7 +35,7 @@ from tracedoc.run.remote import (
 _TRACE_NAME = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
 # A crash during export leaves the file that would have been renamed at the end.
 _LEFTOVER_NAME = re.compile(r"\.json(?:\.gz)?\.(?:tmp|part)$", re.IGNORECASE)
-_OWN_FILES = frozenset({MANIFEST_NAME, "diagnosis.json"})
+_OWN_FILES = frozenset({MANIFEST_NAME, "diagnosis.json", "tried.json"})
 _VIEW_SUFFIXES = (".perfetto.json", ".perfetto.json.gz")
 _SNIFFED_BYTES = 64 * 1024
 

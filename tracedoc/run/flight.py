@@ -30,7 +30,7 @@ Of several samples there is the innermost frame of each, with how often it was s
 MAX_DUMP_BYTES = 128 << 20
 """A dump holds 2,000 calls by default: some megabytes with stacks."""
 
-_SNIFFED_BYTES = 4096
+_PICKLE_HEAD_BYTES = 4096
 _PICKLE = b"\x80"
 _RANK = re.compile(r"(?<![a-z])rank[-_ .]?(\d{1,6})(?!\d)|[-_.](\d{1,6})(?:\.\w+)?$", re.IGNORECASE)
 _PLAIN_OPCODES = re.compile(
@@ -86,7 +86,7 @@ def is_dump(path: Path) -> bool:
     """True for a file that begins as a dump does; only reading it shows whether it is one."""
     try:
         with path.open("rb") as file:
-            head = file.read(_SNIFFED_BYTES)
+            head = file.read(_PICKLE_HEAD_BYTES)
     except OSError:
         return False
     if head.startswith(_PICKLE):

@@ -30,7 +30,7 @@ LEAST_LATE_FRAC = 0.02
 """From this share of the time on, as a cause in the ledger is a warning from 2 % of the step on."""
 
 
-MORE = 0.15
+LATER_BY = 0.15
 """The share of samples by which a function is told: with forty of them, chance gives less."""
 
 
@@ -347,14 +347,14 @@ def _latest(
 
 
 def _more_in(rank: int, dumps: Mapping[int, Dump]) -> str:
-    """The function that samples show on a rank more often than on any other, by :data:`MORE` of them."""
+    """The function that samples show on a rank more often than on any other, by :data:`LATER_BY` of them."""
     others = [dump.samples for one, dump in dumps.items() if one != rank]
     more = {
         place: share - max((_share(samples, place) for samples in others), default=0.0)
         for place, share in dumps[rank].samples.items()
     }
     place = max(more, key=lambda one: more[one], default="")
-    return place if place and more[place] >= MORE else ""
+    return place if place and more[place] >= LATER_BY else ""
 
 
 def _share(samples: Mapping[str, float], place: str) -> float:

@@ -16,7 +16,7 @@ SECONDS_BETWEEN_LOOKS = 1.0
 """How often a rank looks for a request."""
 
 _MAX_REQUEST_BYTES = 10_000
-_LARGEST = 10**9
+_STEP_LIMIT = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,4 +45,4 @@ def read_request(folder: Path) -> Request | None:
     except (UnusableError, ValueError, TypeError, RecursionError):
         return None
     values = asdict(request).values()
-    return request if all(type(one) is int and 0 <= one < _LARGEST for one in values) else None
+    return request if all(type(one) is int and 0 <= one < _STEP_LIMIT for one in values) else None

@@ -235,10 +235,11 @@ def _number_cycles(
     orders = {c.order_hint for c in files}
     if None in orders or len(orders) != len(files):
         first, second = sorted((c.path for c in files), key=natural_key)[:2]
-        hint = "pass one of them, or name the files after their ranks"
-        if os.path.dirname(first) != os.path.dirname(second):
-            hint = "pass one of the folders"
-        raise InputError(f"{first} and {second} are both rank {rank}", hint)
+        runs, hint = "", "pass one of them, or name the files after their ranks"
+        folders = len({os.path.dirname(c.path) for c in files})
+        if folders > 1:
+            runs, hint = f"these are {folders} runs: ", "pass one of the folders"
+        raise InputError(f"{runs}{first} and {second} are both rank {rank}", hint)
     return dict(enumerate(sorted(files, key=lambda c: c.order_hint or 0)))
 
 

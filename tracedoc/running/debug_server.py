@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gzip
 import http.client
-import os
 import re
 import shutil
 import time
@@ -20,18 +19,18 @@ from urllib.parse import urlsplit
 
 from tracedoc.errors import InputError
 from tracedoc.run.flight import FLIGHT_SUFFIX, STACK_SUFFIX, parse_dump, waits_in
-from tracedoc.run.manifest import COMPLETE, MANIFEST_SCHEMA, NOTHING, PART_SUFFIX, PARTIAL, write_json
 from tracedoc.run.untrusted import UnusableError
+from tracedoc.running.parts import write_part
 
 SECONDS_TO_CONNECT = 10.0
 SECONDS_TO_ANSWER = 120.0
 """How long after the time to record all traces may take to arrive; the server gives its ranks 60 seconds."""
 
-MOST_RANKS = 16_384
+ASKED_AT_MOST = 16_384
 MAX_TEXT_BYTES = 64 << 20
 """A dump or a stack of a rank beyond this size is cut."""
 
-_CHUNK_BYTES = 1 << 18
+_READ_BYTES = 1 << 18
 _HELD_BACK = 512
 """So many bytes before a mark are not passed on until what follows them is known."""
 
@@ -48,16 +47,7 @@ class Answer:
     host: str
     trouble: str = ""
     name: str = ""
-    size: int = 0
     text: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Received:
-    """What a debug server sent of all ranks; nothing where some, ``importing``, import modules just now."""
-
-    answers: list[Answer]
-    importing: tuple[int, ...] = ()
 
 
 class Page:
@@ -90,7 +80,10 @@ class Page:
     def _read(self) -> None:
         if time.monotonic() > self._deadline:
             raise TimeoutError("its answer took too long")
-        chunk = self._response.read1(_CHUNK_BYTES)
+        try:
+            chunk = self._response.read1(_READ_BYTES)
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"its answer is damaged: {type(error).__name__}") from None
         self._ended = not chunk
         self._buffer += chunk
 
@@ -110,17 +103,21 @@ def check_url(url: str) -> tuple[str, int]:
     return host, port or 25999
 
 
-def receive(url: str, folder: Path, seconds: float, max_mb: float) -> Received:
+def receive(url: str, folder: Path, seconds: float, max_mb: float) -> list[Answer]:
     """Fetch traces of ``seconds`` of all ranks into a folder that is there, and dumps of a job that hangs.
 
     Where a rank imports modules just now, no trace is asked for: a profiler that starts meanwhile breaks the
-    import, and so the job. Raises :class:`InputError` where there is no such server, or nothing came.
+    import, and so the job. Raises :class:`InputError` then, and where no such server answers.
     """
     host, port = check_url(url)
     stacks = {one.rank: one.text for one in _texts(url, host, port, "/stacks")}
-    importing = tuple(rank for rank, text in stacks.items() if "<frozen importlib" in text)
+    importing = [rank for rank, text in stacks.items() if "<frozen importlib" in text]
     if importing:
-        return Received([], importing)
+        raise InputError(
+            f"rank {importing[0]} imports modules just now: a profiler that starts meanwhile can break the "
+            "import, and so the job",
+            "ask again when it trains",
+        )
     before = _dumps(url, host, port)
     answers: list[Answer] = []
     deadline = time.monotonic() + seconds + SECONDS_TO_ANSWER
@@ -138,10 +135,13 @@ def receive(url: str, folder: Path, seconds: float, max_mb: float) -> Received:
         Answer(rank, "", "the server's answer ended before it") for rank in stacks if rank not in seen
     ]
     for one in answers:
-        write_json(folder / f"rank-{one.rank}{PART_SUFFIX}", _part(one, len(answers), url, seconds))
+        write_part(
+            folder, rank=one.rank, world_size=len(answers), host=one.host, server=url, seconds=seconds,
+            name=one.name, reason=one.trouble,
+        )  # fmt: skip
     with contextlib.suppress(InputError):
         _keep_dumps(before, _dumps(url, host, port), stacks, folder)
-    return Received(answers)
+    return answers
 
 
 def _dumps(url: str, host: str, port: int) -> dict[str, str]:
@@ -178,23 +178,6 @@ def _script(stacks: str) -> str:
     main = next((text for text in threads if "in <module>" in text), stacks)
     frames = [f"{file}({line}): {name}@{line}" for file, line, name in _FRAME.findall(main)]
     return "\n".join([one for one in frames if not any(part in one for part in _INSTALLED)] or frames)
-
-
-def _part(one: Answer, world_size: int, url: str, seconds: float) -> dict[str, object]:
-    """A rank's part of the manifest: what is known of it, and that the rest is not."""
-    part: dict[str, object] = {
-        "schema": MANIFEST_SCHEMA,
-        "part": "rank",
-        "rank": one.rank,
-        "world_size": world_size,
-        "host": one.host,
-        "level": "full",
-        "state": NOTHING if not one.name else PARTIAL if one.trouble else COMPLETE,
-        "reason": one.trouble,
-        "captured_from": {"server": url, "seconds": seconds},
-        "not_known": ["steps", "step_log", "environment", "framework", "clocks"],
-    }
-    return part | ({"file": one.name, "bytes": one.size} if one.name else {})
 
 
 def _texts(url: str, host: str, port: int, path: str) -> list[Answer]:
@@ -238,7 +221,7 @@ def _answers(page: Page) -> Iterator[Answer]:
         match = re.match(
             r"(\d{1,6}): (?:https?://([^/:\s]+))?", b"".join(heading)[:300].decode("utf-8", "replace")
         )
-        if match is None or int(match[1]) in known or len(known) >= MOST_RANKS:
+        if match is None or int(match[1]) in known or len(known) >= ASKED_AT_MOST:
             raise OSError("the page names no rank, or one twice")
         known.add(int(match[1]))
         one = Answer(int(match[1]), match[2] or "")
@@ -259,10 +242,9 @@ def _save_trace(page: Page, one: Answer, folder: Path, max_mb: float) -> None:
     if one.trouble:
         return
     one.name = f"rank-{one.rank}.json.gz"
-    path = folder / one.name
     left = int(max_mb * 1e6)
     tail = b""
-    with gzip.open(path, "wb", 5) as file:
+    with gzip.open(folder / one.name, "wb", 5) as file:
 
         def keep(data: bytes) -> None:
             nonlocal left, tail
@@ -284,7 +266,6 @@ def _save_trace(page: Page, one: Answer, folder: Path, max_mb: float) -> None:
             raise
         finally:
             file.write(tail.rstrip().removesuffix(b";"))
-    one.size = os.path.getsize(path)
 
 
 class _Get:

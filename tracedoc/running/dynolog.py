@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tracedoc.errors import InputError
-from tracedoc.run.manifest import COMPLETE, MANIFEST_SCHEMA, NOTHING, PART_SUFFIX, write_json
+from tracedoc.running.parts import write_part
 
 PORT = 1778
 SECONDS_TO_CONNECT = 10.0
@@ -106,25 +106,15 @@ def gather(host: str, folder: Path, pids: list[int], seconds: float) -> int:
                 sizes[pid] = size
     for place, (pid, path) in enumerate(sorted(files.items())):
         rank, world_size = _rank(path) if pid in done else (place, 0)
-        part: dict[str, object] = {
-            "schema": MANIFEST_SCHEMA,
-            "part": "rank",
-            "rank": rank,
-            "world_size": max(world_size, len(pids)),
-            "host": host,
-            "pid": pid,
-            "level": "full",
-            "state": COMPLETE if pid in done else NOTHING,
-            "reason": "" if pid in done else f"its file {path.name} did not come, or is not whole",
-            "captured_from": {"server": f"dynolog://{host}", "seconds": seconds},
-            "not_known": ["steps", "step_log", "environment", "framework", "clocks"],
-        }
-        if pid in done:
-            named = folder / f"rank-{rank}.json"
-            if not named.exists():
-                os.replace(path, named)
-            part |= {"file": named.name, "bytes": named.stat().st_size}
-        write_json(folder / f"rank-{rank}{PART_SUFFIX}", part)
+        named = folder / f"rank-{rank}.json"
+        if pid in done and not named.exists():
+            os.replace(path, named)
+        name = named.name if pid in done else ""
+        reason = "" if name else f"its file {path.name} did not come, or is not whole"
+        write_part(
+            folder, rank=rank, world_size=max(world_size, len(pids)), host=host, server=f"dynolog://{host}",
+            seconds=seconds, name=name, reason=reason, pid=pid,
+        )  # fmt: skip
     return len(done)
 
 

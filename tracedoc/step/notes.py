@@ -177,7 +177,8 @@ LARGEST = 0.6
 def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
     """The share by which compute kernels are longer beside communication; ``UNKNOWN_SHARE`` if unknown.
 
-    Kernels of one name and one launch grid are compared; the median of the ratios counts, weighted by time.
+    Kernels of one name, launch grid and phase are compared: others may have other shapes. The median of the
+    ratios counts, weighted by time.
     """
     trace, activity = timeline.trace, timeline.activity
     compute = np.flatnonzero((device.rank == RANK_OF_COMPUTE) & (device.stream == device.compute_stream))
@@ -187,8 +188,9 @@ def measure_contention(timeline: RankTimeline, device: DeviceEvents) -> float:
     start, end = device.start_ns[compute], device.end_ns[compute]
     length = (end - start).astype(np.float64)
     share = activity.comm.covered_ns(start, end) / np.maximum(length, 1)
-    kinds = len(trace.grids) + 1
-    kind = trace.name[rows].astype(np.int64) * kinds + trace.grid[rows] + 1
+    kinds = (len(trace.grids) + 1) * len(Phase)
+    kind = trace.name[rows].astype(np.int64) * kinds + (trace.grid[rows] + 1) * len(Phase)
+    kind += device.part[compute]
     ratios, weights = [], []
     # In few bits, numbers are sorted by their digits.
     for _, mine in places_by_value(kind.astype(narrowest(0, len(trace.names) * kinds))):

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Doing
+from tracedoc.step.program import Call, Doing, narrow
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
@@ -62,7 +62,7 @@ def even_times(run: RunView, program: RunProgram) -> Even:
             dur[mine] = np.rint(dur[mine] / ratio)
         for places in peers:
             dur = _even_passes(program, places, dur)
-    return Even(lag, even.own.astype(np.int64), ready, dur, peers)
+    return Even(narrow(lag), even.own, narrow(ready), narrow(dur), peers)
 
 
 def _places(run: RunView, stage: tuple[int, ...], place_of: dict[int, int]) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ def balanced_hosts(program: RunProgram, even: Even) -> Times:
 
 def balanced_stages(program: RunProgram, even: Even) -> Times:
     """Durations in which every rank computes as long on its passes as the mean stage."""
-    found: Times = even.dur.copy()
+    found = even.dur.astype(np.int64)
     passes = [_passes(program, place)[0] for place in range(len(program.layout.ranks))]
     sums = np.array([float(found[events].sum()) for events in passes])
     _scale(found, passes, sums, _mean_stage(sums, even))

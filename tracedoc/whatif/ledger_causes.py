@@ -470,9 +470,13 @@ def _optimizer(program: RunProgram, even: Even, small: Mask) -> Removal | None:
 
 
 def _repeated_small(program: RunProgram) -> Mask:
-    """Which kernels are small, and follow a small one on their stream: fused, they are one with it."""
+    """Which kernels are small, and follow a small one on their stream: fused, they are one with it.
+
+    Matrix products and attention, as small as they are, stay kernels of their own.
+    """
     layout = program.layout
-    small = layout.computes & (program.dur < SMALL_NS)
+    alone = np.isin(layout.group, (Group.MATRIX, Group.ATTENTION))
+    small = layout.computes & ~alone & (program.dur < SMALL_NS)
     follows = np.zeros(layout.events, dtype=bool)
     lane = layout.lane(np.arange(layout.events))
     follows[1:] = small[1:] & small[:-1] & (lane[1:] == lane[:-1])

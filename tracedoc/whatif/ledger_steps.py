@@ -121,12 +121,13 @@ def steps_apart(run: RunView, replays: Sequence[RunReplay], played_ms: float, la
     if replays[0].step not in found.steps:
         return StepsApart(today, tuple(one.step for one in replays))
     mean = float(found.length_ms.mean())
-    apart, late = mean - played_ms, found.late_ms
+    apart = mean - played_ms
     why = why_long(run)
     # Kernels that take longer are compute in every step, played or not: no other cause has that.
     slower = not isinstance(why, Unknown) and why.kind == SLOWER
     if abs(apart) <= ALIKE_STEPS * mean and not slower:
         return StepsApart(today, found.steps)
+    late = late_ms_of(run, found.steps) if found.late_ms is None else found.late_ms
     more = float(late.mean()) - late_ms if late.any() else 0.0
     more = min(max(more, min(apart, 0.0)), max(apart, 0.0))
     slow = float(np.where(found.far, found.excess_ms, 0.0).mean())

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.step.program import narrow
 from tracedoc.whatif.changes.change import Mask, of_scenario
 
 Times = npt.NDArray[np.int64]
@@ -38,6 +39,14 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     calls_less: bool = False
     doubt: float = 0.0
 
+    def __post_init__(self) -> None:
+        for name in _KEPT:  # of many ranks they are long, and there is one for each cause
+            if (column := getattr(self, name)) is not None:
+                msgspec.structs.force_setattr(self, name, narrow(column))
+
+
+_KEPT = ("lag", "own", "ready", "dur", "gap", "transfer")
+
 
 class OverSteps(msgspec.Struct, frozen=True, eq=False):
     """What goes with a cause in each played step, in their order; ``None`` where a step has nothing of it."""
@@ -55,10 +64,10 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
             if (part := getattr(one, name)) is not None
         ]
         if taken:
-            columns[name] = _less(getattr(program, name).astype(np.int64), taken)
+            columns[name] = narrow(_less(getattr(program, name), taken))
     gaps = [one.gap for one in removals if one.gap is not None]
     if gaps:
-        columns["delay"] = program.delay.astype(np.int64) - np.add.reduce(gaps)
+        columns["delay"] = narrow(_minus(program.delay, gaps))
     transfer = program.transfer
     slower = [one.slower for one in removals if one.slower is not None]
     for share in slower:
@@ -84,10 +93,20 @@ def _in_doubt(removal: Removal, taken: Times, scenario: Scenario) -> Times:
     if not removal.doubt:
         return taken
     factor = of_scenario(scenario, 1 + removal.doubt, 1.0, 1 - removal.doubt)
-    return np.asarray(np.rint(taken * factor), dtype=np.int64)
+    return narrow(np.rint(taken * factor).astype(np.int64))
 
 
 def _less(times: Times, taken: Sequence[Times]) -> Times:
     """Times less what is taken of them; entries that mean nothing (below 0) stay."""
-    left = times - np.add.reduce([part.astype(np.int64) for part in taken]) if taken else times
-    return np.where(times > 0, np.maximum(left, 0), times)
+    left = _minus(times, taken)
+    np.maximum(left, 0, out=left)
+    np.copyto(left, times, where=times <= 0)
+    return left
+
+
+def _minus(times: Times, taken: Sequence[Times]) -> Times:
+    """The difference in 64 bits; one array beside those that are given, however many they are."""
+    left = times.astype(np.int64)
+    for part in taken:
+        left -= part
+    return left

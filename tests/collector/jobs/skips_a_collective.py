@@ -5,13 +5,14 @@ import pathlib
 import signal
 import sys
 import threading
+import time
 
 from model import Training
 from torch import distributed, ones
 
-# The hook is there once torch is: a step hangs that takes a tenth of a second and five times the usual one.
+# The hook is there once torch is: a step hangs that takes a second and five times the usual one.
 samples = sys.modules["tracedoc.collector.samples"]
-samples.STUCK_NS, samples.STUCK = 100_000_000, 5
+samples.STUCK_NS, samples.STUCK = 1_000_000_000, 5
 
 training = Training()
 group = distributed.new_group([0, 1], group_desc="dp")
@@ -19,8 +20,9 @@ group = distributed.new_group([0, 1], group_desc="dp")
 
 def load_shard() -> None:
     """Wait until the dumps of both ranks are there, and end the job."""
-    folder = pathlib.Path(sys.argv[1])
-    while not all((folder / f"rank-{rank}.flight.stack").exists() for rank in (0, 1)):
+    stacks = [pathlib.Path(sys.argv[1], f"rank-{rank}.flight.stack") for rank in (0, 1)]
+    began = time.time()
+    while not all(path.exists() and path.stat().st_mtime > began for path in stacks):
         threading.Event().wait(0.01)
     os.kill(os.getppid(), signal.SIGTERM)
     signal.pause()

@@ -36,13 +36,17 @@ def _shadowed() -> None:
 class _Watch:
     """A finder that finds nothing itself, and calls the hook when a watched module has been executed."""
 
-    watched = (
+    watched: tuple[str, ...] = (
         "torch.optim.optimizer",
         "torch._dynamo.decorators",
         "torch.distributed.elastic.multiprocessing.errors",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",
     )
+
+    def __init__(self) -> None:
+        with open(os.path.join(_here, "watched"), encoding="utf-8") as file:
+            self.watched += tuple(file.read().split())
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.watched:

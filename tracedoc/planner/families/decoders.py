@@ -316,6 +316,7 @@ def read_gpt_oss(config: Config, kind: str) -> ModelShape:
         vocabulary=vocabulary,
         linears=linears,
         experts_met=active,
+        experts_biased=True,
         mlp_tensors=6,
         dense_attention=True,
         score_bytes=2,

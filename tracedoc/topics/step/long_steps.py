@@ -52,11 +52,12 @@ class LongSteps(msgspec.Struct, frozen=True, eq=False):
 
     ``late_ms`` is what late ranks cost each, ``excess_ms`` how much longer than usual each is without that;
     ``far`` marks those that are far longer. A stall that ranks share is no lateness, however long each is.
+    Where all are too much alike for any to be far longer, ``late_ms`` is ``None``, and ``excess_ms`` 0.
     """
 
     steps: tuple[int, ...]
     length_ms: Times
-    late_ms: Times
+    late_ms: Times | None
     excess_ms: Times
     far: NDArray[np.bool_]
 
@@ -84,19 +85,21 @@ def long_steps(run: RunView) -> LongSteps:
     lengths = _lengths_ms(run)
     steps = tuple(sorted(lengths))
     length = np.array([lengths[step] for step in steps])
-    late = late_ms_of(run, steps)
     excess, lost, more_late = (np.zeros(len(steps)) for _ in range(3))
     far = np.zeros(len(steps), dtype=bool)
     updates = np.array([_updates(run.digests[0], step) for step in steps], dtype=bool)
     least = LONGER if len(steps) > 2 or _is_explained(run) else LONGER_OF_TWO
-    for mine in (updates, ~updates):
-        if mine.any():
-            longer = length[mine] - length[mine].min()
-            more_late[mine] = np.maximum(late[mine] - _lower_median(late[mine]), 0.0)
-            lost[mine] = np.minimum(more_late[mine], longer)
-            usual, spread = _usual(length[mine] - lost[mine], np.array(steps)[mine])
-            excess[mine] = length[mine] - lost[mine] - usual
-            far[mine] = excess[mine] > max(least * usual, LONGER_SPREADS * spread)
+    kinds = [mine for mine in (updates, ~updates) if mine.any()]
+    if all(np.ptp(length[mine]) <= least * length[mine].min() for mine in kinds):
+        return LongSteps(steps, length, None, excess, far)  # whatever of it late ranks cost
+    late = late_ms_of(run, steps)
+    for mine in kinds:
+        longer = length[mine] - length[mine].min()
+        more_late[mine] = np.maximum(late[mine] - _lower_median(late[mine]), 0.0)
+        lost[mine] = np.minimum(more_late[mine], longer)
+        usual, spread = _usual(length[mine] - lost[mine], np.array(steps)[mine])
+        excess[mine] = length[mine] - lost[mine] - usual
+        far[mine] = excess[mine] > max(least * usual, LONGER_SPREADS * spread)
     # Where all ranks are away, those that are longest come late there and in the step that follows.
     for place in np.flatnonzero(far).tolist():
         both = slice(place, place + 2)

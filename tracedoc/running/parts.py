@@ -1,0 +1,38 @@
+"""Write a rank's part of the manifest where another tool captured it: what is known, and what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tracedoc.run.manifest import COMPLETE, MANIFEST_SCHEMA, NOTHING, PART_SUFFIX, PARTIAL, write_json
+
+
+def write_part(
+    folder: Path,
+    *,
+    rank: int,
+    world_size: int,
+    host: str,
+    server: str,
+    seconds: float,
+    name: str,
+    reason: str,
+    **more: object,
+) -> None:
+    """Write the part of a rank whose trace is the file ``name``, "" for none; ``reason`` is what is wrong."""
+    part: dict[str, object] = {
+        "schema": MANIFEST_SCHEMA,
+        "part": "rank",
+        "rank": rank,
+        "world_size": world_size,
+        "host": host,
+        "level": "full",
+        "state": NOTHING if not name else PARTIAL if reason else COMPLETE,
+        "reason": reason,
+        "captured_from": {"server": server, "seconds": seconds},
+        "not_known": ["steps", "step_log", "environment", "framework", "clocks"],
+        **more,
+    }
+    if name:
+        part |= {"file": name, "bytes": (folder / name).stat().st_size}
+    write_json(folder / f"rank-{rank}{PART_SUFFIX}", part)
