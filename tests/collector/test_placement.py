@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.collector import placement
+from tracedoc.collector.host import placement
 from tracedoc.run.machine import read_machine
 
 

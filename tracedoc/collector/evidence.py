@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tracedoc.collector.devices import (
+from tracedoc.collector.frameworks import describe, describe_compile, find_live
+from tracedoc.collector.host.devices import (
     COMMANDS,
     DeviceSampler,
     HostCommands,
@@ -27,7 +28,7 @@ from tracedoc.collector.devices import (
     describe_pcie,
     open_device,
 )
-from tracedoc.collector.environment import (
+from tracedoc.collector.host.environment import (
     Counters,
     describe_environment,
     describe_memory,
@@ -35,7 +36,6 @@ from tracedoc.collector.environment import (
     link_rates,
     read_counters,
 )
-from tracedoc.collector.frameworks import describe, describe_compile, find_live
 from tracedoc.collector.live.dumps import remove_dumps, write_dumps
 from tracedoc.collector.loading import LoaderWatch
 from tracedoc.collector.nccl import read_nccl_log

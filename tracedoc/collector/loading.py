@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tracedoc.collector.placement import affinity_of
+from tracedoc.collector.host.placement import affinity_of
 from tracedoc.collector.probe import Plain, known, loaded, plain, probe
 
 MAX_TENSORS = 32

@@ -10,9 +10,13 @@ import pytest
 
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
+from tracedoc.run.job import RankJob
+from tracedoc.run.machine import LoaderWindow, Machine
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
+from tracedoc.topics.host.background import busy_threads
+from tracedoc.values import Unknown
 
 ALIKE = """
 step: 100
@@ -86,3 +90,11 @@ def test_ranks_that_name_the_same_cores_share_them(tmp_path: Path) -> None:
     facts = diagnosed(tmp_path, 0).facts
     assert facts["operator_threads"].values == {"0": 4, "1": 4}
     assert facts["fair_threads"].values == {"0": 2, "1": 2}
+
+
+def test_threads_that_run_beside_training_are_named_by_their_share() -> None:
+    """Of 500 ms the saver ran 300, the uploader 60 and the bar 5."""
+    threads = {"saver": 300_000, "uploader": 60_000, "tqdm": 5_000}
+    machine = Machine(threads=threads, loader=LoaderWindow(wall_us=500_000))
+    assert busy_threads(RankJob(0, machine=machine)) == "saver (60 %), uploader (12 %)"
+    assert isinstance(busy_threads(RankJob(0)), Unknown)

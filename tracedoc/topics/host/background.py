@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.catalog import manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
+from tracedoc.run.job import RankJob
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.topics.host.rank import late_launch_idle_ms, unexplained_idle_ms
+from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
+
+BUSY = 0.1
+"""Threads that run less only report or watch."""
 
 NO_STACKS = Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
 
@@ -38,6 +43,20 @@ def background_code_ms(run: RunView) -> Value:
     if not known:
         return Unknown("no rank's idle time is known")
     return min(place.time_ns / 1e6, max(known)) if place is not None else 0.0
+
+
+@manifest_fact(unit="text")
+def busy_threads(rank: RankJob) -> Value:
+    """Python threads beside the training one that ran for a tenth of the captured steps or more, or "none".
+
+    With the share of the time for which each had a core, by its name; the busiest three.
+    """
+    machine = rank.machine
+    if machine.loader is None or not machine.loader.wall_us:
+        return Unknown("the manifest has no times of threads")
+    shares = {name: us / machine.loader.wall_us for name, us in machine.threads.items()}
+    busy = sorted((name for name in shares if shares[name] >= BUSY), key=lambda name: -shares[name])
+    return ", ".join(f"{name} ({format_percent(shares[name])})" for name in busy[:3]) or "none"
 
 
 def _longest(run: RunView) -> CodePlace | Unknown | None:

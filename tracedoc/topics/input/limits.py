@@ -34,6 +34,8 @@ BUSY = 0.5
 
 READ_BYTES = 1 << 20
 
+MORE_TOKENS = 1.1
+
 
 @manifest_fact(unit="text")
 def slowest_worker(rank: RankJob) -> Value:
@@ -142,6 +144,13 @@ def loader_cores(rank: RankJob) -> Value:
     return len(window.cpus) if window is not None and window.cpus else NO_WINDOW
 
 
+@manifest_fact(unit="ms")
+def loader_start_ms(rank: RankJob) -> Value:
+    """How long it takes on average to make an iterator of the data loader, with its workers."""
+    window = rank.machine.loader
+    return window.starts_ms / window.starts if window is not None and window.starts else NO_WINDOW
+
+
 @manifest_fact(unit="count")
 def host_cores(rank: RankJob) -> Value:
     """Processors that the rank's host, or its container, has for all of its processes."""
@@ -190,10 +199,12 @@ def padded_compute_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Val
     return float(share) * float(compute)
 
 
-@run_fact(unit="ratio", needs=(batch_tokens,))
-def token_ratio(run: RunView) -> Value:
-    """Real tokens of a batch on the rank that has most, over the median of the ranks."""
-    known = sorted(one for one in batch_tokens.by_rank(run).values() if isinstance(one, int))
+@run_fact(unit="text", needs=(batch_tokens,))
+def uneven_tokens(run: RunView) -> Value:
+    """The rank whose batches hold more real tokens than those of the median rank, by a tenth, or "none"."""
+    known = {rank: one for rank, one in batch_tokens.by_rank(run).items() if isinstance(one, int)}
     if len(known) < 2:
         return NO_TOKENS
-    return known[-1] / max(known[(len(known) - 1) // 2], 1)
+    most = max(known, key=lambda rank: known[rank])
+    ratio = known[most] / max(sorted(known.values())[(len(known) - 1) // 2], 1)
+    return f"those of rank {most} hold {ratio:.1f} times the tokens" if ratio >= MORE_TOKENS else "none"

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tracedoc.collector.host.placement import describe_cores, describe_interfaces, ranges
 from tracedoc.collector.nccl import without_ours
-from tracedoc.collector.placement import describe_cores, describe_interfaces, ranges
 from tracedoc.collector.probe import Plain, known, loaded, plain, probe
 from tracedoc.collector.variables import kept_variables
 

@@ -1,0 +1,71 @@
+"""What a rank's manifest says of its loader's workers and of the tokens of its batches."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tracedoc.run.job import Job, Loader, RankJob
+from tracedoc.run.machine import LoaderWindow, Machine
+from tracedoc.topics.input.limits import (
+    loader_cold_frac,
+    loader_start_ms,
+    slowest_worker,
+    slowest_worker_frac,
+    uneven_tokens,
+)
+from tracedoc.values import Unknown
+
+
+def rank_of(number: int = 0, count: int = 3, **window: Any) -> RankJob:
+    return RankJob(number, loader=Loader(workers=count), machine=Machine(loader=LoaderWindow(**window)))
+
+
+@pytest.mark.parametrize(
+    ("waits", "batches", "worker"),
+    [
+        ({"0": 10.0, "1": 80.0, "2": 10.0}, 6, "worker 1"),
+        ({"0": 40.0, "1": 35.0, "2": 25.0}, 6, "none"),
+        ({"0": 10.0, "1": 80.0, "2": 10.0}, 5, None),  # one of them made one batch
+        ({"-1": 80.0}, 60, None),
+    ],
+)
+def test_a_worker_is_slow_that_is_waited_for_most(
+    waits: dict[str, float], batches: int, worker: str | None
+) -> None:
+    found = slowest_worker(rank_of(waits_ms=waits, batches=batches))
+    assert isinstance(found, Unknown) if worker is None else found == worker
+
+
+def test_of_two_workers_none_is_said_to_be_the_slow_one() -> None:
+    rank = rank_of(count=2, waits_ms={"0": 1.0, "1": 9.0}, batches=60)
+    assert (slowest_worker(rank), slowest_worker_frac(rank)) == ("none", 0.9)
+
+
+def test_bytes_come_from_the_disk_or_from_memory() -> None:
+    workers = ({"rchar": 600, "read_bytes": 100}, {"rchar": 400, "read_bytes": 400})
+    assert loader_cold_frac(rank_of(workers=workers)) == 0.5
+
+
+def test_starts_are_told_on_average() -> None:
+    assert loader_start_ms(rank_of(starts=4, starts_ms=200.0)) == 50.0
+    assert isinstance(loader_start_ms(rank_of()), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        ((100, 100, 150), "those of rank 2 hold 1.5 times the tokens"),
+        ((100, 100, 105), "none"),
+        ((100, None, None), None),
+    ],
+)
+def test_uneven_tokens_name_the_rank_with_most(tokens: tuple[int | None, ...], words: str | None) -> None:
+    ranks = tuple(
+        rank_of(number, tokens=((one, 200),) if one is not None else ()) for number, one in enumerate(tokens)
+    )
+    run: Any = SimpleNamespace(job=Job(ranks), digests=[SimpleNamespace(rank=one.rank) for one in ranks])
+    found = uneven_tokens(run)
+    assert isinstance(found, Unknown) if words is None else found == words

@@ -1,0 +1,1 @@
+"""What a rank reads of its host: surroundings, place, and GPU."""
