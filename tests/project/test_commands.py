@@ -90,6 +90,8 @@ NOT_RUN = {
     **dict.fromkeys(
         (
             "tracedoc collect --again RUN",
+            "tracedoc collect --again runs/a --active 5 --diagnose",
+            "tracedoc diagnose /tmp/dumps",
             "tracedoc collect --from dynolog",
             "tracedoc collect --from http://HOST:25999",
             "tracedoc collect --from http://node0:25999 --seconds 3 -o runs/now",
@@ -101,18 +103,6 @@ NOT_RUN = {
         ),
         "asks a job that runs; tests/running follows some",
     ),
-    **dict.fromkeys(
-        (
-            "tracedoc try RUN",
-            "tracedoc try runs/a",
-            'tracedoc try runs/a "DataLoader(num_workers=4)" "OMP_NUM_THREADS=2" "DDP(static_graph=True)"',
-            'tracedoc try runs/a "os.sched_setaffinity(0, range(16 * local_rank, 16 * local_rank + 16))"',
-            "tracedoc try runs/a --env WANDB_MODE=disabled -- "
-            "torchrun --nproc_per_node 8 train.py --output_dir /tmp/trial",
-        ),
-        "runs a job many times; tests/trials does so",
-    ),
-    "make bench-try": LASTS,
     "python -E": NAMED,
     "python -I": NAMED,
 }
