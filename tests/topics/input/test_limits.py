@@ -10,6 +10,7 @@ import pytest
 from tracedoc.run.job import Job, Loader, RankJob
 from tracedoc.run.machine import LoaderWindow, Machine
 from tracedoc.topics.input.limits import (
+    batch_tokens,
     loader_cold_frac,
     loader_start_ms,
     slowest_worker,
@@ -69,3 +70,8 @@ def test_uneven_tokens_name_the_rank_with_most(tokens: tuple[int | None, ...], w
     run: Any = SimpleNamespace(job=Job(ranks), digests=[SimpleNamespace(rank=one.rank) for one in ranks])
     found = uneven_tokens(run)
     assert isinstance(found, Unknown) if words is None else found == words
+
+
+def test_tokens_of_a_batch_are_the_mean_of_those_that_are_no_padding() -> None:
+    assert batch_tokens(rank_of(tokens=((40, 100), (51, 100), (30, 100)))) == 40
+    assert isinstance(batch_tokens(rank_of()), Unknown)

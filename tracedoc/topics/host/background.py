@@ -10,7 +10,7 @@ from tracedoc.topics.host.rank import late_launch_idle_ms, unexplained_idle_ms
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
-BUSY = 0.1
+BUSY_BESIDE = 0.1
 """Threads that run less only report or watch."""
 
 NO_STACKS = Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
@@ -55,7 +55,7 @@ def busy_threads(rank: RankJob) -> Value:
     if machine.loader is None or not machine.loader.wall_us:
         return Unknown("the manifest has no times of threads")
     shares = {name: us / machine.loader.wall_us for name, us in machine.threads.items()}
-    busy = sorted((name for name in shares if shares[name] >= BUSY), key=lambda name: -shares[name])
+    busy = sorted((name for name in shares if shares[name] >= BUSY_BESIDE), key=lambda name: -shares[name])
     return ", ".join(f"{name} ({format_percent(shares[name])})" for name in busy[:3]) or "none"
 
 
