@@ -47,13 +47,13 @@ NETWORK = "asks a package index or a store on the network"
 NAMED = "names an option; the command itself is left out"
 EXAMPLE = "is of the worked example, which test_worked_example.py follows"
 AGAIN = "starts a job again and again; tests/trials does so with a small one"
+RUNNING = "asks a job that runs; tests/running does so"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
 PACKAGES = "asks a package index; test_packaging.py builds and installs the wheel"
 EXTRAS = ("dask", "hta", "mcp", "mpi", "remote")
+CI = ("test", "wheel", "shipped", "lint", "oldest", "newest", "docs")
 NOT_RUN = {
-    **dict.fromkeys(
-        (f"make {name}" for name in ("test", "lint", "shipped", "oldest", "newest", "docs")), BY_CI
-    ),
+    **dict.fromkeys((f"make {name}" for name in CI), BY_CI),
     **dict.fromkeys((f"make {name}" for name in ("soak", "mutate", "pythons")), LASTS),
     **dict.fromkeys((f"make bench{name}" for name in ("", "-plan", "-replay", "-truth", "-try")), LASTS),
     "tracedoc try RUN": AGAIN,
@@ -91,12 +91,31 @@ NOT_RUN = {
     **dict.fromkeys(
         (
             "tracedoc collect --again RUN",
+            "tracedoc collect --again runs/a --active 5 --diagnose",
             "tracedoc collect --from dynolog",
+            'tracedoc collect --from dynolog --seconds 3 --job-id "$SLURM_JOB_ID" -o /shared/runs/now',
+            "tracedoc collect --from dynolog://node7:1778 -o /shared/runs/now",
             "tracedoc collect --from http://HOST:25999",
+            "tracedoc collect --from http://node0:25999 --seconds 3 -o runs/now",
+            "tracedoc diagnose /tmp/dumps",
             "tracedoc watch RUN",
+            "tracedoc watch runs/a",
+            "tracedoc watch runs/a --on-drift capture --prometheus /var/lib/node_exporter/tracedoc.prom",
         ),
-        "asks a job that runs",
+        RUNNING,
     ),
+    **dict.fromkeys(
+        (
+            "tracedoc try RUN",
+            "tracedoc try runs/a",
+            'tracedoc try runs/a "DataLoader(num_workers=4)" "OMP_NUM_THREADS=2" "DDP(static_graph=True)"',
+            'tracedoc try runs/a "os.sched_setaffinity(0, range(16 * local_rank, 16 * local_rank + 16))"',
+            "tracedoc try runs/a --env WANDB_MODE=disabled -- "
+            "torchrun --nproc_per_node 8 train.py --output_dir /tmp/trial",
+        ),
+        "runs a job many times; tests/trials does so",
+    ),
+    "make bench-try": LASTS,
     "python -E": NAMED,
     "python -I": NAMED,
 }
@@ -209,7 +228,7 @@ def lay_runs(folder: Path, but: set[str]) -> None:
         if name not in but:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(folder / "sample_traces" / sample, folder / name)
-    shutil.copy(folder / "tests" / "rules" / "tiny-batch.yaml", folder / "DIR")
+    shutil.copytree(folder / "docs" / "house-rules", folder / "DIR", dirs_exist_ok=True)
     for gpus in (1, 2, 4, 8):
         job = play(programs(Job(1, "ddp", gpus, layers=4, steps=4)))
         write_traces(job, gpus, folder / f"{gpus}gpu", Capture())
@@ -272,6 +291,8 @@ def test_every_job_runs(document: Path, number: int, checkout: Path, monkeypatch
 
 def test_what_is_not_run_is_listed_with_its_reason_and_stands_in_a_document() -> None:
     assert set(NOT_RUN) <= {command for commands in ALL.values() for command in commands}
+    by_ci = (REPOSITORY / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    assert {f"make {name}" for name in CI} <= set(by_ci)
 
 
 def test_extras_that_documents_install_are_there() -> None:

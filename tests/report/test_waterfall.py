@@ -20,7 +20,7 @@ from tracedoc.report.render import render
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import View, build_view
 from tracedoc.report.waterfall import LEAST_SHARE, Waterfall
-from tracedoc.units import format_ms
+from tracedoc.units import format_ms, format_step_change
 
 
 def sample() -> Diagnosis:
@@ -62,6 +62,30 @@ def test_each_time_of_the_ledger_is_the_same_in_text_page_and_comment(made) -> N
     shown(table, "What costs", ledger["step_ms"])
     for where in (lines, rows, table) if abs(ledger["unexplained_ms"]) >= least else ():
         shown(where, "is unexplained", ledger["unexplained_ms"])
+
+
+@pytest.mark.parametrize("name", ["cpu_ddp_straggler", "synthetic_ddp_tiny_batch"])
+def test_each_cost_and_each_predicted_step_is_the_same_in_text_page_and_comment(name: str) -> None:
+    """Read from the JSON, with what they mean: what each finding costs, and the step with its first fix."""
+    diagnosis = tracedoc.diagnose([SAMPLES / name])
+    found = json.loads(to_json(diagnosis))
+    step = format_ms(found["ledger"]["step_ms"])
+    surfaces = [
+        " ".join(text_of(build_view(diagnosis), width=250).split()),
+        " ".join(re.sub("<[^>]*>", " ", html.unescape(render(diagnosis, "html"))).split()),
+        " ".join(html.unescape(render(diagnosis, "markdown")).split()),
+    ]
+    told = 0
+    for one in found["findings"]:
+        if one["cost_ms"] is not None:
+            told += 1
+            words = f"costs {format_ms(one['cost_ms'])} of the {step} step"
+            assert all(words in text.replace("\N{NO-BREAK SPACE}", " ") for text in surfaces), words
+    for one in found["plan"]:
+        told += 1
+        words = format_step_change(found["ledger"]["step_ms"], tuple(one["step_ms"]))
+        assert all(words in text.replace("\N{NO-BREAK SPACE}", " ") for text in surfaces), words
+    assert told
 
 
 def page(diagnosis: Diagnosis) -> str:

@@ -32,9 +32,9 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for one in processes:
-        if one.poll() is None:
-            one.terminate()
-            one.wait(60)
+        with one:  # closes its pipes
+            if one.poll() is None:
+                one.terminate()
 
 
 def serve(port: int, *arguments: str) -> subprocess.Popen[str]:

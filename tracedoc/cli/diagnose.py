@@ -14,7 +14,6 @@ from tracedoc.cli.output import Target, json_text, report_options, say, send, ta
 from tracedoc.cli.reading import Reading, names_in, reading_options, rules_option, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
 from tracedoc.errors import InputError
-from tracedoc.run.flight import dumps_at
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
@@ -95,11 +94,12 @@ def diagnose(
         result = run_pipeline(paths, options)
     except InputError:
         # A job that hangs before it is captured leaves dumps alone.
+        from tracedoc.run.flight import dumps_at
+        from tracedoc.run.hang import read_standstill
+
         found = dumps_at([Path(path) for path in paths])
         if not found:
             raise
-        from tracedoc.run.hang import read_standstill
-
         write_standstill(read_standstill(found), places)
         return
     command = "" if "-" in paths else shlex.join(["tracedoc", "diagnose", *paths])

@@ -35,8 +35,8 @@ from tracedoc.collector.environment import (
     link_rates,
     read_counters,
 )
-from tracedoc.collector.flight import remove_dumps, write_dumps
 from tracedoc.collector.frameworks import describe, describe_compile, find_live
+from tracedoc.collector.live.dumps import remove_dumps, write_dumps
 from tracedoc.collector.loading import LoaderWatch
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe

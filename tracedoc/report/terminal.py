@@ -205,7 +205,7 @@ def _phases(console: Console, view: View) -> None:
     table = phase_table(phases)
     if table is not None and any(phase.exposed_comm_ms for phase in phases):
         console.print()
-        _cells(console, "Phases", table, "the GPU's time in what each launched, whenever it ran")
+        _cells(console, "Phases", table, "the device's time in what each launched, whenever it ran")
 
 
 def _cells(console: Console, title: str, table: Cells, beside: str) -> None:
@@ -265,7 +265,7 @@ def _finding(console: Console, view: FindingView, run: str, *, whole: bool = Fal
     """Show a finding with its first fix, or ``whole`` with its reasoning and every fix that fits."""
     finding = view.finding
     style = _STYLES.get(finding.severity, "bold")
-    preview = " (preview)" if finding.status != "stable" else ""
+    preview = " (preview rule)" if finding.status != "stable" else ""
     console.print(
         Text.assemble(
             (f"{view.number}  ", "bold"),

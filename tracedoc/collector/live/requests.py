@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from tracedoc.collector.flight import write_dumps
+from tracedoc.collector.live.dumps import write_dumps
 from tracedoc.collector.samples import script_frames
 from tracedoc.run.request import SECONDS_BETWEEN_LOOKS, Request, read_request
 
