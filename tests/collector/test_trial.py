@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.collector.conftest import JOBS, run_forked
+from tests.collector.conftest import JOBS, Rank, run_forked
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to change")
 
@@ -114,13 +115,18 @@ PACKAGES = {"trainer": "transformers", "deepspeed": "deepspeed", "accelerate": "
 def applied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """How each process ended that a change was made in, and what it printed."""
     folder = tmp_path_factory.mktemp("applied")
-    jobs = {
-        name: ([str(JOBS / "applied.py"), str(folder / name), kind, text], 1)
-        for name, (kind, text, *_) in CASES.items()
-        if importlib.util.find_spec(PACKAGES.get(name, "torch"))
-    }
-    ranks = run_forked(jobs, folder)
+    ranks: dict[str, list[Rank]] = {}
+    # Large packages take their time to import, and each has its own.
+    for package in ("torch", *PACKAGES.values()):
+        if importlib.util.find_spec(package):
+            names = [name for name in CASES if PACKAGES.get(name, "torch") == package]
+            ranks |= run_forked({name: _job(name, folder) for name in names}, folder)
     return {name: (rank.code, rank.output) for name, (rank,) in ranks.items()}
+
+
+def _job(name: str, folder: Path) -> tuple[list[str], int]:
+    kind, text, *_ = CASES[name]
+    return [str(JOBS / "applied.py"), str(folder / name), kind, text], 1
 
 
 @pytest.mark.parametrize("name", CASES)
