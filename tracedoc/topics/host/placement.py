@@ -82,9 +82,9 @@ def core_crowd(run: RunView) -> dict[str, Value]:
     """Who takes the cores of a rank, as far as the manifest shows.
 
     The container's "quota"; ranks "pinned together" to processors of which the host has others, or
-    "pinned to few" of those; "more ranks than cores"; operators with more "threads" than there are cores for each rank;
-    "loader workers", more than its cores; "others" where it is none of these. "none" where its cores are not
-    known.
+    "pinned to few" of those; "more ranks than cores"; operators with more "threads" than there are cores
+    for each rank; "loader workers", more than its cores; "others" where it is none of these. "none" where its
+    cores are not known.
     """
 
     def crowd(rank: RankJob, sharing: Sequence[RankJob]) -> Value:
