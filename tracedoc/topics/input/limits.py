@@ -79,10 +79,10 @@ def _workers(rank: RankJob) -> int:
 def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What keeps the data loader from being faster, where training waits for it.
 
-    Workers that are started anew ("restarts") in the captured steps; a host that swaps ("swap"); "one worker" that
-    is waited for most; workers without a core ("few cores"); else whether they run ("CPU") or wait, with bytes
-    from a disk ("disk") or without ("waiting"); "none" of these. Of a loader without workers the training
-    thread is judged.
+    Workers that are started anew ("restarts") in the captured steps; a host that swaps ("swap"); "one worker"
+    that is waited for most; workers without a core ("few cores"); else whether they run ("CPU") or wait, with
+    bytes from a disk ("disk") or without ("waiting"); "none" of these. Of a loader without workers the
+    training thread is judged.
     """
     rank = run.job.rank(digest.rank) if run.job is not None else None
     if rank is None or rank.machine.loader is None:
