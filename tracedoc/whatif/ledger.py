@@ -249,7 +249,11 @@ def _book(run: RunView) -> _Book:
     apart = steps_apart(run, replays, plays.base_ms, late_ms)
     causes = _with_apart(_told(run, replays, by_scenario, entries), apart)
     shares = sum(one.share_ms for one in causes)
-    causes = [_late(run, one, shares) for one in causes if one.share_ms > 0 or one.alone_ms[1] > 0]
+    causes = [
+        _within(_late(run, one, shares), apart.step_ms)
+        for one in causes
+        if one.share_ms > 0 or one.alone_ms[1] > 0
+    ]
     if shares > apart.step_ms:  # a replay that takes longer than the step
         causes = [replace(one, share_ms=one.share_ms * apart.step_ms / shares) for one in causes]
         shares = apart.step_ms
@@ -447,6 +451,12 @@ def _late(run: RunView, cause: LedgerCause, most_ms: float) -> LedgerCause:
     error, most_ms = late_error_ms(run), most_ms + clock_error_ms(run)
     low, likely, high = _recurring(run, cause.alone_ms)
     return replace(cause, alone_ms=(max(low - error, 0.0), likely, max(min(high + error, most_ms), high)))
+
+
+def _within(cause: LedgerCause, step_ms: float) -> LedgerCause:
+    """A cause that saves no more than the whole step."""
+    low, likely, high = (min(ms, step_ms) for ms in cause.alone_ms)
+    return replace(cause, alone_ms=(low, likely, high))
 
 
 def _with_apart(causes: list[LedgerCause], apart: StepsApart) -> list[LedgerCause]:
