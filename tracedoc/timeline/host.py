@@ -98,7 +98,7 @@ def rank_work(timeline: RankTimeline) -> Work | None:
         loading = timeline.host_delays.input - activity.comm
         found |= {name: found[name] - loading for name in ("matrix", "compute")} | {"input": loading}
     elif len(late):
-        optimizer = _optimizer_spans(timeline)
+        optimizer = optimizer_spans(timeline)
         found["optimizer"] = late & optimizer
         found["python"] = late - optimizer
         found["dispatch"] = found["python"] & busy
@@ -146,7 +146,8 @@ def _matrix(timeline: RankTimeline, compute: Spans) -> tuple[Spans, Int64Array]:
     return Spans.of(events.start_ns[mine], events.end_ns[mine]), events.start_ns[computes & events.kernels]
 
 
-def _optimizer_spans(timeline: RankTimeline) -> Spans:
+def optimizer_spans(timeline: RankTimeline) -> Spans:
+    """When the host is inside ``Optimizer.step``."""
     trace = timeline.trace
     rows = trace.rows_named(lambda name: vocabulary.optimizer_step_class(name) is not None, Kind.ANNOTATION)
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])

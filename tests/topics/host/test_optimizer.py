@@ -22,5 +22,7 @@ def test_a_fused_optimizer_is_that_of_the_job(tmp_path: Path, names: list[str], 
         builder.step(index, start, start + 100).kernel("k", start + 10, start + 50)
         for place, name in enumerate(names):
             builder.optimizer(start + 60 + 10 * place, start + 65 + 10 * place, name)
-    found = facts_of(tmp_path, builder)["fusable_optimizer"].values["0"]
+    facts = facts_of(tmp_path, builder)
+    assert facts["optimizer_host_ms"].values["0"] == 5.0 * len(names)  # 5 ms in each
+    found = facts["fusable_optimizer"].values["0"]
     assert found == known if known else isinstance(found, Unknown)

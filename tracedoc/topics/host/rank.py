@@ -11,6 +11,7 @@ from tracedoc.facts.catalog import rank_fact, total_ms
 from tracedoc.spans import Spans
 from tracedoc.step.kernel_times import judged_kernels
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.host import optimizer_spans
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.script_code import place_around
 from tracedoc.timeline.stalls import (
@@ -169,6 +170,15 @@ def optimizer_kernels_per_step(timeline: RankTimeline) -> Value:
     """Compute kernels that the optimizer launched and that ran in the median step."""
     rows = _optimizer_kernels(timeline)
     return rows if isinstance(rows, Unknown) else int(rows.size)
+
+
+@rank_fact(unit="ms", needs=("host_ops",))
+def optimizer_host_ms(timeline: RankTimeline) -> Value:
+    """Time that the host spends inside ``Optimizer.step`` in the median step."""
+    window = timeline.judged
+    if window is None:
+        return NO_STEP
+    return optimizer_spans(timeline).clip(window.start_ns, window.end_ns).total_ns / 1e6
 
 
 @rank_fact(unit="fraction", needs=("launches", "kernels", "host_ops"))
