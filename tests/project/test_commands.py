@@ -269,7 +269,7 @@ def test_every_job_runs(document: Path, number: int, checkout: Path, monkeypatch
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in alone.items():
         monkeypatch.setenv(name, value)
-    named = re.match(r"tracedoc collect.* -o (\S+)", command)
+    named = re.match(r"tracedoc collect.* (?:-o|--output) (\S+)", command)
     made = named[1] if named else ""
     lay_runs(checkout, but={made, f"{made}/baseline"})
     run(command)
