@@ -56,6 +56,7 @@ def _row(one: Tried) -> Row:
     if one.predicted_ms is not None:
         low, high = map(format_ms, one.predicted_ms)
         predicted = f"up to {high}" if one.predicted_ms[0] <= 0 else f"{low} to {high}"
+        predicted = predicted if one.predicted_ms[1] > 0 else "nothing"
     if one.gain_ms is not None and one.before_ms is not None and one.after_ms is not None:
         low, realised, high = map(format_ms, one.gain_ms)
         interval = f"{low} to {high}"
