@@ -105,6 +105,7 @@ NOT_RUN = {
         RUNNING,
     ),
     "make bench-try": LASTS,
+    'make bench-try TRY="--budget 80s ddp accumulation loader unused"': LASTS,
     "python -E": NAMED,
     "python -I": NAMED,
 }
