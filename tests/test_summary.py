@@ -273,19 +273,19 @@ def test_a_note_of_a_cpu_run_does_not_stand_for_the_first_finding(sample_traces:
 @pytest.mark.parametrize(
     ("share_ms", "said"),
     [
-        (4.9, "CPU run: nothing found to change in the 90 ms step."),
+        (4.9, "CPU run: nothing found to change in the 100 ms step."),
         (5.0, "CPU run (times are indicative). CPU contention: 5 ms of the 100 ms step."),
     ],
 )
 def test_a_note_of_a_cpu_run_is_named_by_what_its_cause_costs(
     sample_traces: Path, share_ms: float, said: str
 ) -> None:
-    """The mean step takes 100 ms, the analysed one 90; the rule's own bound does not count."""
+    """Of a step of 100 ms; the rule's own bound does not count."""
     measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
     diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
     note = replace(diagnosis.findings[0], title="CPU contention: threads wait", topic="host", severity="note")
     note = replace(note, gain=Gain(0.0, 50.0, "ceiling"), cost_ms=share_ms, fixes=())
     cause = LedgerCause("link.slow", share_ms, (0.0, 0.0, 0.0), share_ms, told_by=(note.rule_id,))
     ledger = Ledger(100.0, 100.0 - share_ms, 0.0, (cause,))
-    words = healthy(measurements, [note], diagnosis.run, 90.0, ledger)
+    words = healthy(measurements, [note], diagnosis.run, 100.0, ledger)
     assert words.startswith(said)

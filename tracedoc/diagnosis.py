@@ -184,8 +184,8 @@ class Gain(msgspec.Struct, frozen=True):
     With the basis "ceiling" ``high_ms`` is a bound that physics allows, and ``low_ms`` 0. With the basis
     "replay" it is what the fix that stands first gives, with "ledger" what the causes of the finding cost;
     then ``likely_ms`` is known. Gains of different findings
-    may cover the same time and are never added. Where the cause varies from step to step the gain is that of
-    the mean captured step; ``mean_step_ms`` is how long that takes, where it differs from the analysed one.
+    may cover the same time and are never added. They are of today's step (:attr:`Diagnosis.today_ms`), or of
+    the mean step of a log of the whole run, which takes ``mean_step_ms``.
     """
 
     low_ms: float

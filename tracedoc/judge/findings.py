@@ -144,20 +144,17 @@ def _said(rule: Rule, key: str | None, measurements: Measurements) -> tuple[dict
     return values, units
 
 
-def fixes_of(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> tuple[Fix, ...]:
-    """The fixes of a rule for a cause that it does not tell itself, of the first of some ranks."""
-    return _fixes(rule, *_said(rule, _first(rule, ranks, measurements), measurements))
+def standing_for(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> tuple[str, tuple[Fix, ...]]:
+    """The message and fixes of a rule for a cause that it does not tell itself, of the first of some ranks.
 
-
-def seen_of(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> str:
-    """The message of a rule for a cause that it does not tell itself; "" where it has seen nothing of it."""
-    key = _first(rule, ranks, measurements)
-    values, units = _said(rule, key, measurements)
+    The message is "" where the rule has seen nothing of the cause.
+    """
+    values, units = _said(rule, _first(rule, ranks, measurements), measurements)
     size = values.get(rule.gain.fact) if rule.gain is not None else None
     step = values[step_ms.name]
-    if not isinstance(size, float) or not isinstance(step, float) or size < SEEN * step:
-        return ""
-    return fill(rule.message, values, units) if is_known(rule.message, values) else ""
+    seen = isinstance(size, float) and isinstance(step, float) and size >= SEEN * step
+    told = fill(rule.message, values, units) if seen and is_known(rule.message, values) else ""
+    return told, _fixes(rule, values, units)
 
 
 def _first(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> str | None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import WARNING_SHARE, Judgement, fixes_of, seen_of, severity_by_share
+from tracedoc.judge.findings import WARNING_SHARE, Judgement, severity_by_share, standing_for
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
@@ -472,7 +472,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
     unfit = {one.rule_id for one in judgement.verdicts if one.outcome == "not_applicable"}
     standing = [one for one in judgement.rules.values() if cause.id in one.stands_for]
     rule = min(standing, key=lambda one: one.id in unfit, default=None)
-    shown = seen_of(rule, cause.ranks, measurements) if rule else ""
+    shown, fixes = standing_for(rule, cause.ranks, measurements) if rule else ("", ())
     gain = _of_causes(alone)
     if measurements.run.left_out and cause.id.partition(".")[0] in AWAITED:
         gain = Gain(0.0, gain.high_ms, "ceiling", ("none of it is waiting for the rank that is left out",))
@@ -489,7 +489,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
         steps=ledger.steps,
         evidence=(),
         gain=gain,
-        fixes=fixes_of(rule, cause.ranks, measurements) if rule else (),
+        fixes=fixes,
         says=where,
         cost_ms=cause.share_ms,
         alone_ms=alone[1],

@@ -73,12 +73,12 @@ def healthy(
     """What fills the step of a run without warnings, and what costs most of it."""
     compute = number(measurements, compute_ms)
     if measurements.is_cpu:
-        costs = _costs(noted, run, ledger, step, CPU_WORTH_NAMING)
+        costs = _costs(noted, run, step, CPU_WORTH_NAMING)
         found = f"CPU run (times are indicative). {costs}" if costs else ""
         return f"{found or _nothing_on_cpu(step)}{idle_on_cpu(measurements, step)}"
     if compute is None:
         return f"No answer: how the {format_ms(step)} step splits is not in this capture."
-    costs = _costs(noted, run, ledger, step, WORTH)
+    costs = _costs(noted, run, step, WORTH)
     if is_compute_bound(measurements, step):
         return compute_bound(measurements, run, step) + (f" {costs}" if costs else "")
     fills = f"Compute fills {format_percent(compute / step)} of the {format_ms(step)} step"
@@ -95,15 +95,14 @@ def _nothing_on_cpu(step: float) -> str:
     return f"CPU run: nothing found to change in the {format_ms(step)} step."
 
 
-def _costs(noted: Sequence[Finding], run: RunInfo, ledger: Ledger | None, step: float, least: float) -> str:
-    """The largest findings, from ``least`` of the mean step on, and the first fix; "" without any."""
-    of = ledger.step_ms if ledger is not None and ledger.step_ms else step
+def _costs(noted: Sequence[Finding], run: RunInfo, step: float, least: float) -> str:
+    """The largest findings, from ``least`` of the step on, and the first fix; "" without any."""
     sized = [(cost_ms(one), one) for one in noted if one.rule_id not in INHERENT]
-    large = sorted((one for one in sized if one[0] >= least * of), key=lambda one: -one[0])[:NAMED_COSTS]
+    large = sorted((one for one in sized if one[0] >= least * step), key=lambda one: -one[0])[:NAMED_COSTS]
     if not large:
         return ""
     parts = [
-        f"{_short_name(one)}: {format_ms(ms)}{'' if place else f' of the {format_ms(of)} step'}"
+        f"{_short_name(one)}: {format_ms(ms)}{'' if place else f' of the {format_ms(step)} step'}"
         for place, (ms, one) in enumerate(large)
     ]
     said = "; ".join(parts)

@@ -178,7 +178,9 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
 
 
 def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingView:
+    planned = {one.change for one in diagnosis.plan if one.fix.rpartition("/")[0] == finding.id}
     fixes = fitting_first(finding.fixes, diagnosis.run)
+    fixes = tuple(sorted(fixes, key=lambda one: bool(planned) and one.replays not in planned))
     tried = {one.change: f" ({tried_words(one)})" for one in diagnosis.tried}
     step_ms = diagnosis.today_ms
     return FindingView(

@@ -106,29 +106,30 @@ def _sent(ranks: Iterable[RankJob], counter: str) -> int:
 @run_fact(unit="text")
 def network_interface(run: RunView) -> Value:
     """The interface that sends most in the captured steps, of those whose speed its host tells."""
-    found = _interface(run)
-    return found if isinstance(found, Unknown) else found[0]
+    return _of_interfaces(run, 0)
 
 
 @run_fact(unit="gbps")
 def network_interface_gbps(run: RunView) -> Value:
     """The speed of :func:`network_interface`."""
-    found = _interface(run)
-    return found if isinstance(found, Unknown) else found[1]
+    return _of_interfaces(run, 1)
 
 
 @run_fact(unit="gbps")
 def fastest_interface_gbps(run: RunView) -> Value:
-    """The speed of the fastest interface that is up on the same host."""
-    found = _interface(run)
-    return found if isinstance(found, Unknown) else found[3]
+    """The speed of :func:`fastest_interface`."""
+    return _of_interfaces(run, 3)
 
 
 @run_fact(unit="text")
 def fastest_interface(run: RunView) -> Value:
-    """The name of that interface."""
+    """The fastest interface that is up on the host of :func:`network_interface`."""
+    return _of_interfaces(run, 2)
+
+
+def _of_interfaces(run: RunView, place: int) -> Value:
     found = _interface(run)
-    return found if isinstance(found, Unknown) else found[2]
+    return found if isinstance(found, Unknown) else found[place]
 
 
 def _interface(run: RunView) -> tuple[str, float, str, float] | Unknown:
