@@ -78,18 +78,30 @@ def test_a_gain_is_as_wide_as_half_of_the_replays_error(tmp_path, excess_ms):
     assert wide.gain_ms == pytest.approx((low - spread, likely, high + spread))
 
 
-@pytest.mark.parametrize(("share", "step_ms"), [(1.0, 80.0), (0.5, 40.0), (0.125, 30.0), (0.0, 30.0)])
-def test_workers_make_batches_while_the_step_before_computes(tmp_path, share, step_ms):
-    """A step waits 80 ms for its batch, then takes 30 ms: with workers the slower of both counts."""
+def waiting_for_batches(folder):
+    """A step waits 80 ms for its batch, then computes for 30 ms."""
     builder = TraceBuilder(0, 1)
     for index in range(5):
         start = 110.0 * index + 1
         builder.step(index, start, start + 110).loader(start, start + 80)
         builder.kernel("sgemm", start + 80, start + 109.99, launch_ms=start + 80)
         builder.runtime("cudaDeviceSynchronize", start + 80.01, start + 109.99)
-    builder.write(tmp_path / "rank-0.json")
-    one = predicted(tracedoc.predict([tmp_path], [f"feed-input by={share}"]))
+    builder.write(folder / "rank-0.json")
+    return folder
+
+
+@pytest.mark.parametrize(("share", "step_ms"), [(1.0, 80.0), (0.5, 40.0), (0.125, 30.0), (0.0, 30.0)])
+def test_workers_make_batches_while_the_step_before_computes(tmp_path, share, step_ms):
+    """With workers the slower of both counts."""
+    one = predicted(tracedoc.predict([waiting_for_batches(tmp_path)], [f"feed-input by={share}"]))
     assert one.step_ms[0] == pytest.approx(step_ms, abs=0.3)
+
+
+def test_of_an_unsure_change_a_share_of_what_it_adds_counts(tmp_path):
+    """Kernels twice as fast save 15 ms; batches that are ready 80 more, of which 85 % are likely."""
+    changes = ["faster-kernels of=all by=2", "feed-input by=0"]
+    _, both = tracedoc.predict([waiting_for_batches(tmp_path)], changes).together
+    assert both.gain_ms[1] == pytest.approx(15 + 0.85 * 80, abs=0.3)
 
 
 def reduced(folder, sizes_mib, *, gap_ms: float = 0.0, latency_ms: float = 0.0):

@@ -24,13 +24,12 @@ WIDENING = 0.5
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """A step after changes: low, likely and high, in milliseconds, and what it saves; high is the worst.
+    """What changes save of a step: low, likely and high, in milliseconds.
 
     A step that does twice the work counts by half. ``limited_by`` is the resource with the largest share of
     the critical path then.
     """
 
-    step_ms: tuple[float, float, float]
     gain_ms: tuple[float, float, float]
     limited_by: str
     confidence: str
@@ -171,12 +170,10 @@ def _prediction(
     gained = (gains[0] - spread, gains[1], min(gains[2] + spread, replay.step_ms))
     if replay.base[Scenario.LIKELY].program.layout.is_cpu:
         gained = as_runs_differ(gained, replay.step_ms)
-    after = (replay.step_ms - gained[2], replay.step_ms - gained[1], replay.step_ms - gained[0])
     return Prediction(
-        step_ms=after,
         gain_ms=gained,
         limited_by=found[Scenario.LIKELY].limited_by,
-        confidence=_confidence(replay, after),
+        confidence=_confidence(replay, gained),
         assumptions=tuple(
             dict.fromkeys(
                 change.assumption.format(**request.values)
@@ -197,8 +194,8 @@ def _gains(replay: RunReplay, found: _Outcomes, changes: Sequence[Change]) -> li
     return [replay.step_ms - step for step in (max(steps), steps[Scenario.LIKELY], min(steps))]
 
 
-def _confidence(replay: RunReplay, step_ms: tuple[float, float, float]) -> str:
-    narrow = step_ms[2] - step_ms[0] <= NARROW * replay.step_ms
+def _confidence(replay: RunReplay, gain_ms: tuple[float, float, float]) -> str:
+    narrow = gain_ms[2] - gain_ms[0] <= NARROW * replay.step_ms
     return "medium" if replay.confidence == "high" and not narrow else replay.confidence
 
 
