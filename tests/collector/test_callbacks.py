@@ -90,7 +90,8 @@ def check_tensorboard(folder: Path, diagnosis: Diagnosis) -> None:
     found = {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"] if "tracedoc" in tag}
     assert found == pytest.approx(told, rel=1e-5)
     (text,) = events.Tensors("tracedoc/answer/text_summary")
-    assert diagnosis.summary.split(":")[0] in text.tensor_proto.string_val[0].decode()
+    first = diagnosis.summary.partition(" ")[0]  # the rest is escaped, and broken into paragraphs
+        assert f"### {first}" in text.tensor_proto.string_val[0].decode()
 
 
 def check(folder: Path) -> None:
