@@ -91,7 +91,7 @@ def check_tensorboard(folder: Path, diagnosis: Diagnosis) -> None:
     assert found == pytest.approx(told, rel=1e-5)
     (text,) = events.Tensors("tracedoc/answer/text_summary")
     first = diagnosis.summary.partition(" ")[0]  # the rest is escaped, and broken into paragraphs
-        assert f"### {first}" in text.tensor_proto.string_val[0].decode()
+    assert f"### {first}" in text.tensor_proto.string_val[0].decode()
 
 
 def check(folder: Path) -> None:
