@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from tests.planner.test_layouts import CLUSTER, END, LARGE, MOE, ask, asked_for, model, sent
 from tracedoc.errors import InputError
 from tracedoc.planner.configurations import megatron_arguments, torchtitan_toml
-from tracedoc.planner.hardware import LinkKind, find_gpu, link_of
+from tracedoc.planner.hardware import Cluster, LinkKind, find_gpu, find_link, link_of
 from tracedoc.planner.layouts import Layout
 from tracedoc.planner.memory import block_weights, peak_memory, stage_weights
 from tracedoc.planner.plan import plan
-from tracedoc.planner.setup import PlanRequest
+from tracedoc.planner.setup import PlanRequest, Question
 from tracedoc.planner.timing import NARROW_TRAFFIC, Step, predict, step_flops
 from tracedoc.planner.traffic import bandwidth
 
@@ -71,9 +71,38 @@ def test_deepep_fills_nvlink_where_nccls_all_to_all_does_not(tmp_path: Path) -> 
     rates = [bandwidth(one, question, cluster) for one in (nccl, flex)]
     assert rates[0] is not None
     assert rates[1] is not None
-    assert (rates[0][0], rates[1][0]) == (0.5 * 0.8 * 450, 0.8 * 450)
+    assert (rates[0][0], rates[1][0]) == pytest.approx((0.5 * 0.8 * 450, 0.89 * 0.8 * 450))
     text = megatron_arguments(question, replace(layout, flex=True), checkpointing=False)
     assert "--moe-token-dispatcher-type flex" in text
+
+
+def test_deepep_sends_a_token_once_to_each_gpu_and_node(tmp_path: Path) -> None:
+    """2 experts of each token on 16 GPUs of 2 nodes: on 1.9375 of the GPUs, on 1.5 of the nodes."""
+    question = ask(model(tmp_path, **MOE), gpus=16)
+    layout = Layout("megatron", data=16, expert=16)
+    (nccl,), (flex,) = (sent(question, replace(layout, flex=on), "expert") for on in (False, True))
+    assert flex.size / nccl.size == pytest.approx(1.9375 / 2)
+    cluster = Cluster(CLUSTER.gpu, link_of(find_gpu("H100")), find_link("ib-8x400g", across=True))
+    rate = bandwidth(flex, question, cluster)
+    assert rate is not None
+    away = (1.5 / 2) / (1.9375 * 15 / 16)  # of what leaves a GPU, this leaves the node
+    assert 1 / rate[0] == pytest.approx(away / 40 + (1 - away) / (0.89 * 360))
+
+
+def test_megatron_computes_no_scores_outside_of_a_window(tmp_path: Path) -> None:
+    """Half of the blocks see 1024 of 4096 positions: 1 - (3/4)^2 of a causal triangle's area."""
+    windowed = model(
+        tmp_path, **MOE, sliding_window=1024, layer_types=["sliding_attention", "full_attention"]
+    )
+    question, whole = ask(windowed, sequence=4096), ask(model(tmp_path, **MOE), sequence=4096)
+
+    def scores(of: Question, family: str) -> float:
+        return step_flops(of, checkpointing=False, family=family)[0].attention
+
+    assert scores(question, "megatron") / scores(whole, "megatron") == pytest.approx(
+        (1 + 1 - (3 / 4) ** 2) / 2
+    )
+    assert scores(question, "fsdp") == scores(whole, "fsdp")
 
 
 def test_cut_matrices_reach_less_of_the_peak(tmp_path: Path) -> None:
@@ -126,16 +155,16 @@ def test_servers_with_pcie_widen_the_range_until_they_are_measured(tmp_path: Pat
 
 
 def test_megatron_adds_the_biases_of_experts_one_by_one(tmp_path: Path) -> None:
-    """28 bytes for each number of the results of a token's experts, or 72 where weights are sent in fp32."""
+    """46 ps for each number of the results of a token's experts, on any GPU."""
     question = ask(model(tmp_path, **MOE))
     biased = replace(question, model=replace(question.model, experts_biased=True))
-    for strategy, flex, moved in (("megatron", False, 28), ("megatron", True, 72), ("torchtitan", False, 0)):
-        layout = Layout(strategy, data=16, expert=2, flex=flex)
+    for strategy, ps in (("megatron", 46), ("torchtitan", 0)):
+        layout = Layout(strategy, data=16, expert=2)
         plain, slower = (predict(q, layout, CLUSTER, checkpointing=False) for q in (question, biased))
         assert plain is not None
         assert slower is not None
         numbers = question.model.blocks * question.training.tokens * question.routed * question.model.hidden
-        assert slower.compute_ms - plain.compute_ms == pytest.approx(moved * numbers / 3350e9 * 1e3)
+        assert slower.compute_ms - plain.compute_ms == pytest.approx(ps * 1e-9 * numbers)
 
 
 def test_few_tokens_reach_less_of_the_peak(tmp_path: Path) -> None:

@@ -220,3 +220,28 @@ def test_a_model_that_is_not_known_is_sent_to_its_script(tmp_path: Path) -> None
     with pytest.raises(InputError, match="'unet' are not known") as caught:
         read_model_config(file)
     assert caught.value.hint.startswith('--script "train.py" takes any model that trains')
+
+
+@pytest.mark.parametrize(
+    ("keys", "seen"),
+    [
+        ({"model_type": "llama"}, (0, 0.0)),
+        ({"model_type": "mistral"}, (4096, 1.0)),
+        ({"model_type": "mistral", "sliding_window": None}, (0, 0.0)),  # from version 0.2 on
+        ({"model_type": "gemma3_text", "sliding_window": 1024}, (1024, 5 / 6)),
+        ({"model_type": "qwen2", "sliding_window": 131072, "use_sliding_window": False}, (0, 0.0)),
+        (
+            {
+                "model_type": "qwen3",
+                "sliding_window": 512,
+                "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            },
+            (512, 0.75),
+        ),
+    ],
+)
+def test_windows_of_attention_are_read(keys: dict[str, Any], seen: tuple[int, float], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(LLAMA_7B | keys))
+    shape = read_model_config(file)
+    assert (shape.window, shape.windowed) == pytest.approx(seen)

@@ -67,29 +67,28 @@ def test_layouts_of_megatron_and_torchtitan_are_predicted_within_a_third(bench: 
 
 
 def test_layouts_are_predicted_within_15_percent(bench: Any, rows: list[Any]) -> None:
-    """Dense models and those with experts; gpt-oss-120B takes up to 1.8 times what is predicted."""
+    """Dense models, and those with experts."""
     layouts = [row for row in rows if "layout" in row.published]
     dense = bench.summary(row for row in layouts if not row.question.model.experts_met)
-    assert dense["rows"] == 81
+    assert dense["rows"] == 94
     assert dense["median"] <= 0.05
-    assert dense["within 15 %"] >= 0.95
-    experts = [row for row in layouts if row.question.model.experts_met]
-    assert len(experts) == 42
-    others = bench.summary(row for row in experts if row.published["model"] != "gpt-oss-120B")
-    assert others["median"] <= 0.06
-    assert others["within 15 %"] >= 0.85
-    both = bench.summary(layouts)
-    assert both["within 15 %"] >= 0.85
+    assert dense["within 15 %"] >= 0.94
+    experts = bench.summary(row for row in layouts if row.question.model.experts_met)
+    assert experts["rows"] == 61
+    assert experts["median"] <= 0.07
+    assert experts["within 15 %"] >= 0.9
+    assert experts["in range"] >= 0.95
 
 
 def test_layouts_that_nothing_was_fitted_to_are_predicted_as_well(bench: Any, rows: list[Any]) -> None:
     names = ("FlagPerf, Megatron", "Megatron-Bridge, held back", "DGX Cloud, Nemotron and Grok")
     names += ("torchtitan, layouts", "Infinigence, RTX 4090", "Korthikanti et al., A100")
+    names += ("Megatron-Bridge, 26.04",)
     found = bench.summary(row for name in names for row in of(rows, name))
-    assert found["rows"] == 44
+    assert found["rows"] == 76
     assert found["median"] <= 0.08
-    assert found["within 15 %"] >= 0.88
-    assert found["in range"] >= 0.93
+    assert found["within 15 %"] >= 0.9
+    assert found["in range"] >= 0.94
 
 
 def test_ranges_hold_most_runs_and_are_narrow_where_the_gpu_is_known(rows: list[Any]) -> None:
@@ -106,6 +105,7 @@ def test_no_run_that_ran_is_refused(rows: list[Any]) -> None:
     refused = [(row.published["source"], row.published["model"]) for row in rows if row.refused]
     # These recompute some modules of a block, which no option of a plan names.
     known = {("NeMo", "gpt-oss-120B"), ("Megatron-Bridge, held back", "DeepSeek-V3")}
+    known |= {("Megatron-Bridge, 26.04", "DeepSeek-V3")}
     assert set(refused) <= known
 
 

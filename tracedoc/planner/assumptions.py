@@ -121,7 +121,7 @@ def _about_time(
         hidden = (
             "What tensor and expert parallelism send is not hidden, but six tenths where it is overlapped; of"
             " the rest we assume that 30 to 75 % is not hidden. Published runs spread by 20 %, with experts"
-            " by 30 %, but for gpt-oss, which took up to twice as long."
+            " by 25 %."
         )
     texts = [f"Time: {arithmetic}. {hidden}"]
     used = [link for link in (inside, across) if link is not None]

@@ -97,7 +97,8 @@ class ModelShape(msgspec.Struct, frozen=True):
     that a token meets (0: there are none), ``experts_biased`` says that they add biases, and
     ``dense_attention`` that the model computes its scores itself, whatever kernel is chosen, and keeps
     ``score_bytes`` of each where that is not what eager attention usually keeps; ``math_attention`` that
-    no fused kernel takes its heads or its bias, so that PyTorch computes in fp32. The first
+    no fused kernel takes its heads or its bias, so that PyTorch computes in fp32. The share ``windowed`` of
+    the blocks sees the last ``window`` positions only. The first
     ``encoder_blocks`` see ``encoder_tokens``, whatever the sequence is. ``softcapped`` says that its
     logits pass a tanh; ``head_norms`` that queries and keys do a norm; ``fp32_loss`` that the loss is
     computed in fp32. ``norm_bytes`` is what an RMS norm in fp32 keeps of a number; 0 is a copy and the
@@ -129,6 +130,8 @@ class ModelShape(msgspec.Struct, frozen=True):
     dense_attention: bool = False
     math_attention: bool = False
     score_bytes: int = 0
+    window: int = 0
+    windowed: float = 0.0
     encoder_blocks: int = 0
     encoder_tokens: int = 0
     experts_met: int = 0
@@ -152,6 +155,10 @@ class ModelShape(msgspec.Struct, frozen=True):
         """The heads of keys and values; latent attention has as many as there are of queries."""
         head = max(1, self.q_width // max(1, self.heads))
         return self.heads if self.kv_width % head else max(1, self.kv_width // head)
+
+    def attended(self, context: int) -> float:
+        """The share of a causal attention's scores that are not outside of a window."""
+        return 1 - self.windowed * max(0.0, 1 - self.window / context) ** 2
 
     @property
     def attention_width(self) -> int:

@@ -31,6 +31,13 @@ Fitted to NeMo's published runs (make bench-plan); taken for experts' all-to-all
 """
 
 
+DISPATCHED = 0.89
+"""What HybridEP's kernels reach of what gathers do over NVLink: 600 to 730 GB/s on 36 to 8 GPUs of GB200.
+
+Each token counts once for each GPU there (github.com/deepseek-ai/DeepEP, docs/README_Hybrid-EP.md, BF16).
+"""
+
+
 class Transfer(msgspec.Struct, frozen=True):
     """One kind of collective in an update: ``calls`` over ``size`` bytes, in a group of ``group`` GPUs.
 
@@ -166,7 +173,10 @@ def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iter
     shown = OVERLAP_EXPOSED if "tensor" in layout.overlapped else 1.0
     yield Transfer("tensor", "all-gather", "forward", calls, calls * stream, tensor, exposed=shown)
     yield _of_a_sequence(question, layout, blocks, passes)
-    met = training.tokens / layout.split_work * max(1, question.routed) * model.hidden * c
+    copies, group = max(1.0, question.routed), layout.expert
+    if layout.flex and group > 1:
+        copies = elsewhere(copies, group) * group / (group - 1)
+    met = training.tokens / layout.split_work * copies * model.hidden * c
     calls, shown = blocks * 2 * passes, OVERLAP_EXPOSED if overlaps_experts(question, layout) else 1.0
     yield Transfer(
         "expert",
@@ -174,7 +184,7 @@ def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iter
         "forward",
         calls,
         calls * met,
-        layout.expert,
+        group,
         layout.cut_experts,
         exposed=shown,
     )
@@ -219,7 +229,9 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     """
     inside, across = cluster.inside, cluster.across
     group, distance, local = transfer.group, transfer.distance, question.gpus_per_node
-    exchanged = inside.exchanged if inside and transfer.op == "all-to-all" else 1.0
+    exchanged = DISPATCHED if transfer.op == "dispatch" else 1.0
+    if inside and transfer.op == "all-to-all":
+        exchanged = inside.exchanged
     if not _spans_nodes(question, group, distance):
         return (exchanged * inside.reached(group, distance), inside.latency_us * 1e-6) if inside else None
     several = distance < local  # of the group are in a node
@@ -228,11 +240,22 @@ def bandwidth(transfer: Transfer, question: Question, cluster: Cluster) -> tuple
     # The table's latency is that of rings over 32 ranks; each rank adds a hop.
     latency = across.latency_us * 1e-6 * max(0.25, group / 32)
     if transfer.op in ("all-to-all", "dispatch") and inside is not None:
-        away = (group - max(1, local // distance)) / (group - 1)
+        nodes = group * distance / local
+        away = (group - local / distance) / (group - 1) if several else 1.0
+        if transfer.op == "dispatch" and several:
+            away = elsewhere(question.routed, nodes) / elsewhere(question.routed, group)
         each = across.reached(local) / local
         return 1 / (away / each + (1 - away) / (exchanged * inside.reached(local))), latency
     shared = across.reached(local) / min(distance, local)
     return (min(shared, inside.reached(local)) if inside and several else shared), latency
+
+
+def elsewhere(routed: float, places: float) -> float:
+    """On how many other GPUs, or nodes, the experts of a token are, where each place is as likely.
+
+    DeepEP sends a token once to each (github.com/deepseek-ai/DeepEP), NCCL once to each expert.
+    """
+    return (places - 1) * (1 - (1 - 1 / places) ** routed)
 
 
 def _spans_nodes(question: Question, group: int, distance: int) -> bool:

@@ -71,4 +71,6 @@ def read_model_config(path: str | Path) -> ModelShape:
         )
     config = Config(str(file), keys)
     shape = FAMILIES[kind](config, kind)
-    return replace(shape, name=config.text("_name_or_path").rsplit("/", 1)[-1] or kind)
+    window, windowed = config.windows(kind)
+    name = config.text("_name_or_path").rsplit("/", 1)[-1] or kind
+    return replace(shape, name=name, window=window, windowed=windowed)

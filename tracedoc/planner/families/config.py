@@ -56,6 +56,17 @@ class Config(msgspec.Struct, frozen=True):
         """Return the first of these keys that is a text, or an empty one."""
         return next((v for name in names if isinstance(v := self.keys.get(name), str)), "")
 
+    def windows(self, kind: str) -> tuple[int, float]:
+        """Return the positions that a windowed block sees and the share of such blocks; 0 and 0: none."""
+        size, share = _WINDOWS.get(kind, (0, 0.0))
+        if self.keys.get("sliding_window", size) is None:
+            return 0, 0.0
+        types = self.keys.get("layer_types")
+        if isinstance(types, list) and types:
+            share = types.count("sliding_attention") / len(types)
+        size = self.count("sliding_window", default=size)
+        return (size, share) if size and share else (0, 0.0)
+
     @property
     def architecture(self) -> str:
         """The class of the model that the file names, empty where it names none."""
@@ -93,6 +104,17 @@ class Config(msgspec.Struct, frozen=True):
                 f"num_experts_per_tok is {experts} at most",
             )
         return experts, met
+
+
+_WINDOWS = {
+    "mistral": (4096, 1.0),
+    "phi3": (0, 1.0),
+    "gemma2": (4096, 1 / 2),
+    "gemma3_text": (4096, 5 / 6),
+    "gpt_oss": (128, 1 / 2),
+}
+"""What Transformers assumes where a file is silent: positions that a windowed block sees, 0 for no window,
+and the share of blocks that are."""
 
 
 def weights(linears: Iterable[Linear]) -> int:
