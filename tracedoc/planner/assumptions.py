@@ -94,9 +94,7 @@ def _arithmetic(request: PlanRequest, gpu: Gpu, peak: float) -> str:
         return f"arithmetic at {format_percent(request.utilisation)} {of}"
     basis = gpu.source if gpu.source.startswith("measured") else "fitted to published runs"
     if not gpu.matmul:
-        basis = (
-            "a guess, as no run on it is published: ranges are wide until --measure, or a RUN, narrows them"
-        )
+        basis = "a guess, as hardly a run on it is published: --measure, or a RUN, narrows the ranges"
     efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
     return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
 

@@ -7,8 +7,8 @@ twice a block in forward and again in backward (Korthikanti et al. 2022, arXiv 2
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from math import ceil
 
 import msgspec
 from msgspec.structs import replace
@@ -100,7 +100,7 @@ def _of_states(question: Question, layout: Layout) -> Iterator[Transfer]:
 def _replicated(question: Question, layout: Layout, weights: Weights) -> Iterator[Transfer]:
     _, gradient, _ = state_bytes(question, layout)
     size = float(weights.all * gradient)
-    calls = max(1, ceil(size / DDP_BUCKET_BYTES))
+    calls = max(1, math.ceil(size / DDP_BUCKET_BYTES))
     yield Transfer("data", "all-reduce", "backward", calls, size, layout.data, every_round=False)
     if layout.states.split:
         precision = PRECISIONS[question.training.precision]
@@ -110,7 +110,7 @@ def _replicated(question: Question, layout: Layout, weights: Weights) -> Iterato
 
 def _zero_1_and_2(question: Question, layout: Layout, weights: Weights) -> Iterator[Transfer]:
     size = float(weights.all * PRECISIONS[question.training.precision].compute)
-    calls = max(1, ceil(weights.all / 50e6))
+    calls = max(1, math.ceil(weights.all / 50e6))
     each_time = "gradients" in layout.states.split
     yield Transfer("data", "reduce-scatter", "backward", calls, size, layout.data, every_round=each_time)
     yield Transfer("data", "all-gather", "step", calls, size, layout.data)
@@ -255,7 +255,7 @@ def elsewhere(routed: float, places: float) -> float:
 
     DeepEP sends a token once to each (github.com/deepseek-ai/DeepEP), NCCL once to each expert.
     """
-    return (places - 1) * (1 - (1 - 1 / places) ** routed)
+    return (places - 1) * (1 - math.pow(1 - 1 / places, routed))
 
 
 def _spans_nodes(question: Question, group: int, distance: int) -> bool:
