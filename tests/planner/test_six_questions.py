@@ -1,4 +1,4 @@
-"""Six questions that were answered wrongly once, and their answers."""
+"""Questions that were answered wrongly once, and their answers."""
 
 from __future__ import annotations
 
@@ -114,3 +114,27 @@ def test_products_overlap_what_they_send_over_nvlink_alone(gpu: str, *, printed:
     answer = ask(13e9, 8, gpu, framework="megatron", layout="tp4-dp2", batch=16)
     assert ("--tp-comm-overlap" in answer.configurations[0].text) == printed
     assert "--overlap-grad-reduce" in answer.configurations[0].text
+
+
+def test_a_long_sequence_that_no_change_alone_lets_fit_is_helped_by_two() -> None:
+    """The logits of 128k tokens are larger than any GPU; with a chunked loss something fits."""
+    answer = ask(8e9, 1, "H100", sequence=1 << 17)
+    assert answer.recommended is None
+    assert {one.option.partition(" --")[0] for one in answer.changes} == {"--loss chunked"}
+    assert answer.changes[0].what.startswith("a chunked loss and ")
+
+
+def test_ranges_of_experts_are_wide_where_no_run_is_published(tmp_path: Path) -> None:
+    answer = ask(qwen3_30b(tmp_path), 8, "H100", sequence=4096)
+    step = answer.strategies[0].step
+    assert step is not None
+    assert step.worst_ms / step.best_ms > 1.5
+    assert any("of other models: ranges are wide" in text for text in answer.assumptions)
+
+
+def test_torchtitan_recomputes_selectively_where_that_fits() -> None:
+    """A line of its settings; PyTorch's own code for it is long, and found by a search."""
+    answer = ask(70e9, 64, "H100", framework="torchtitan", layout="tp4-dp16", sequence=8192, batch=16)
+    (chosen,) = (one for one in answer.strategies if one.strategy == answer.recommended)
+    assert chosen.selective
+    assert 'mode = "selective"' in answer.configurations[0].text

@@ -88,11 +88,13 @@ def short_step(chosen: Candidate | None, request: PlanRequest) -> list[str]:
     return ["So short a step is usually bound by the host, which launches its kernels: expect more."]
 
 
-def _arithmetic(request: PlanRequest, gpu: Gpu, peak: float) -> str:
+def _arithmetic(question: Question, request: PlanRequest, gpu: Gpu, peak: float) -> str:
     of = f"of {peak:g} TFLOP/s ({gpu.name})"
     if request.utilisation is not None:
         return f"arithmetic at {format_percent(request.utilisation)} {of}"
-    basis = gpu.source if gpu.source.startswith("measured") else "fitted to published runs"
+    alone = question.model.experts_met and request.framework not in PARALLEL_FRAMEWORKS
+    fitted = f"fitted to published runs{' of other models: ranges are wide' if alone else ''}"
+    basis = gpu.source if gpu.source.startswith("measured") else fitted
     if not gpu.matmul:
         basis = "a guess, as hardly a run on it is published: --measure, or a RUN, narrows the ranges"
     efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
@@ -109,7 +111,7 @@ def _about_time(
     peak = gpu.half_tflops if half else gpu.fp32_tflops
     if peak is None:
         return [f"No time is predicted: the fp32 peak of {gpu.name} is not in the table."]
-    arithmetic = _arithmetic(request, gpu, peak)
+    arithmetic = _arithmetic(question, request, gpu, peak)
     if request.measured_compute_ms is not None:
         arithmetic = f"{format_ms(request.measured_compute_ms)} of computation in a step, as the run measured"
     hidden = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import msgspec
 from msgspec.structs import replace
@@ -122,29 +122,28 @@ def _meaningful(question: Question, request: PlanRequest) -> list[Strategy]:
     ]
 
 
-def checkpointed(
-    question: Question, request: PlanRequest, peak: Callable[[bool], Memory]
-) -> tuple[bool, Memory]:
-    """Whether activations are checkpointed, and the peak then: as asked, or where needed if left open.
+def _checkpointed(question: Question, layout: Layout, request: PlanRequest) -> tuple[Question, Memory]:
+    """The question with how much is checkpointed, and the peak then: as asked, or the least that surely fits.
 
-    ``peak`` gives the peak with and without. For least memory they always are.
+    Selectively where a line of the framework's settings says so. For least memory all that can be is.
     """
-    wanted = question.training.checkpointing
-    if wanted == "auto" and request.objective == "memory":
-        wanted = "on"
-    if wanted != "auto":
-        return wanted != "off", peak(wanted != "off")
-    without = peak(False)
-    return (False, without) if surely_fits(without, question.memory_bytes) else (True, peak(True))
+    kinds: tuple[str, ...] = (question.training.checkpointing,)
+    if kinds == ("auto",):
+        selective = ("selective",) if layout.family == "torchtitan" else ()
+        kinds = ("on",) if request.objective == "memory" else ("off", *selective, "on")
+    for kind in kinds:
+        question = question.changed(checkpointing=kind)
+        memory = peak_memory(question, layout, checkpointing=kind != "off")
+        if surely_fits(memory, question.memory_bytes):
+            break
+    return question, memory
 
 
 def candidate(question: Question, layout: Layout, request: PlanRequest) -> Candidate:
     """One layout, with activation checkpointing where that is wanted, or needed and left open."""
-    asked = in_framework(question, layout)
-    available = question.memory_bytes
-    checkpointing, memory = checkpointed(
-        asked, request, lambda on: peak_memory(asked, layout, checkpointing=on)
-    )
+    asked, memory = _checkpointed(in_framework(question, layout), layout, request)
+    available, kept = question.memory_bytes, asked.training.checkpointing
+    checkpointing = kept != "off"
     strategy_alone = layout.strategy in STRATEGIES
     step = predict(
         asked,
@@ -173,7 +172,7 @@ def candidate(question: Question, layout: Layout, request: PlanRequest) -> Candi
         step=step,
         tokens_per_second=tokens / step.expected_ms * 1e3 if step else None,
         layout=layout,
-        selective=checkpointing and question.training.checkpointing == "selective",
+        selective=kept == "selective",
     )
 
 

@@ -198,9 +198,15 @@ def changes(question: Question, request: PlanRequest, *, tight: bool = False) ->
     """Return, for each kind of change, the smallest after which something fits with its reserve.
 
     Twice the GPUs come before what is moved to the host, more of them after it. With ``tight`` another
-    framework is named as well that may fit.
+    framework is named as well that may fit. Where no change alone helps, each with a chunked loss.
     """
     found = list(_found(question, request, tight=tight))
+    (possible, (loss, with_loss, chunked)) = _single(question, request)["loss"]
+    if not found and possible:
+        found = [
+            replace(one, what=f"{loss} and {one.what}", option=f"{with_loss} {one.option}")
+            for one in _found(chunked, request, tight=tight)
+        ]
     moved = [one for one in found if one.id.startswith("offload")]
     many = next((one for one in found if one.id == "gpus" and one.gpus > 2 * question.gpus), None)
     if many is not None and moved:

@@ -51,6 +51,8 @@ def configurations(question: Question, strategy: str, *, checkpointing: bool) ->
 def configurations_of(question: Question, chosen: Candidate) -> tuple[Configuration, ...]:
     """Return the configurations for what was chosen: for a layout those of its framework."""
     layout = chosen.layout
+    if chosen.selective:
+        question = question.changed(checkpointing="selective")
     if layout.strategy in STRATEGIES:
         return configurations(question, chosen.strategy, checkpointing=chosen.checkpointing)
     if layout.family == "torchtitan":

@@ -221,7 +221,9 @@ def predict(
         overlapped = max(computing, rounds * each_round.hideable + last.hideable)
         return fixed + overlapped + passes * each_round.unhidden + last.unhidden
 
-    known = bool(gpu.matmul) or measured_compute_ms is not None or scale != 1.0
+    # No run with experts under data parallelism alone is published.
+    fitted = bool(gpu.matmul) and not (question.model.experts_met and layout.strategy in STRATEGIES)
+    known = fitted or measured_compute_ms is not None or scale != 1.0
     comm = rounds * each_round.seconds + last.seconds + after
     times = (rounds * compute, optimizer, host + rounds * waited, comm)
     expected = step(1.0, lambda sent: sent.exposed)

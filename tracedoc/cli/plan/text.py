@@ -155,7 +155,7 @@ def _cells(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
     states = memory.states.states + memory.states.copies - memory.absent
     other = memory.working + memory.units + memory.reserve + memory.context
     return (
-        candidate.title + (" *" if candidate.checkpointing else ""),
+        candidate.title + (_MARKS[candidate.selective] if candidate.checkpointing else ""),
         _FITS[candidate.doubt],
         _gb(candidate.total_bytes),
         _gb(candidate.headroom_bytes),
@@ -165,6 +165,10 @@ def _cells(plan: Plan, candidate: Candidate) -> tuple[str, ...]:
         _sent(candidate.traffic_bytes) if plan.asked.gpus > 1 else "-",
         step_range(candidate) or "-",
     )
+
+
+_MARKS = (" *", " +")
+"""Of what checkpoints activations: all, or selectively."""
 
 
 def _gb(value: float) -> str:
@@ -198,10 +202,10 @@ def _parts(plan: Plan) -> str:
 
 
 def _table_notes(plan: Plan) -> list[str]:
-    notes = []
-    if marked := [c for c in plan.strategies if c.checkpointing]:
-        kind = "selective activation" if marked[0].selective else "activation"
-        notes.append(f"* with {kind} checkpointing")
+    marked = {c.selective for c in plan.strategies if c.checkpointing}
+    notes = [
+        f"{_MARKS[kind].strip()}{with_checkpointing('', True, selective=kind)}" for kind in sorted(marked)
+    ]
     if any(c.tight for c in plan.strategies):
         within = format_percent(SPREAD)
         notes.append(
