@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.facts.catalog import digest_fact, manifest_fact
-from tracedoc.planner.fitting import Fit, KnownRun, what_fits
+from tracedoc.planner.fitting import Fit, unsharded
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import Memory, RankJob
 from tracedoc.step.rank_digest import RankDigest, StepDigest
@@ -101,16 +101,13 @@ def _unsharded(run: RunView) -> dict[int, Fit]:
         parameters, memory = estimated_parameters.of(digest), _memory(run, digest)
         if digest.units is None or strategy is None:
             continue
-        found[digest.rank] = what_fits(
-            KnownRun(
-                parameters=parameters if isinstance(parameters, int) else None,
-                gpus=run.world_size or len(run.digests),
-                memory_bytes=USABLE_SHARE * memory.total if memory.total else None,
-                peak_bytes=memory.peak_allocated,
-                strategy=strategy,
-                precision="fp32" if dtype == "float32" else "bf16-mixed",
-            ),
-            "do-not-shard",
+        found[digest.rank] = unsharded(
+            strategy,
+            parameters=parameters if isinstance(parameters, int) else None,
+            gpus=run.world_size or len(run.digests),
+            memory_bytes=USABLE_SHARE * memory.total if memory.total else None,
+            peak_bytes=memory.peak_allocated,
+            precision="fp32" if dtype == "float32" else "bf16-mixed",
         )
     return found
 
