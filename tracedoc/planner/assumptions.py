@@ -136,7 +136,8 @@ def _about_time(
             if link.near:
                 what += f", {link.reached(GPUS_OF_A_CPU):.3g} GB/s among {GPUS_OF_A_CPU} GPUs of one CPU"
                 what += " (servers differ, --measure tells)"
-            texts.append(f"Link: {link.title} at {what}; {link.latency_us:g} us a call ({link.source}).")
+            call = f"; {link.latency_us:.3g} us a call" if link.latency_us else ""
+            texts.append(f"Link: {link.title} at {what}{call} ({link.source}).")
     if question.training.offload != "none":
         texts.append(
             "Copies to the host at 16 GB/s, the CPUs' update at 100 GB/s a node, NVMe at 6 GB/s: estimates."

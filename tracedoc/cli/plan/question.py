@@ -424,7 +424,7 @@ def _cluster(options: Options, gpu: Gpu | None, machines: tuple[int, int], found
 def _as_measured(link: LinkKind, found: Captured) -> LinkKind:
     """Return the link with what the run's collectives reached, which may include the latency of a call."""
     measured = replace_gbps(link, found.busbw_gbps or link.gbps, measured=True)
-    return replace(measured, latency_us=found.latency_us or 0.0)
+    return replace(measured, latency_us=found.latency_us or 0.0, source="the run")
 
 
 ASSUMED_NETWORK = "roce-100g"
