@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from msgspec.structs import fields
 
@@ -234,3 +236,10 @@ def test_deepspeed_offload_is_refused_where_the_framework_has_none() -> None:
     with pytest.raises(InputError, match="pytorch cannot offload 'optimizer'") as caught:
         ask(7e9, 4, 40, offload="optimizer")
     assert "--offload all" in caught.value.hint
+
+
+def test_the_reason_says_that_ddp_fits_and_is_slower() -> None:
+    """Autocast keeps the residual stream of DDP in fp32, which is more to move."""
+    advice = ask(400e6, 8, 85, gpu="H100", sequence=512, micro_batch=32)
+    assert chosen(advice) == "shard-grad-op"
+    assert re.search(r" DDP fits, too \(38\.\d GB\), and is predicted 1\d % slower\.$", advice.because)

@@ -78,8 +78,18 @@ def choose(
         if chosen is None or any(one.dominates(chosen) for one in fitting.values()):
             continue
         if rule.whatever_time or _is_fast_enough(chosen, fitting):
-            return chosen, rule.id, rule.because.format(**_numbers(chosen, usable, question))
+            because = rule.because.format(**_numbers(chosen, usable, question))
+            return chosen, rule.id, because + _than_ddp(chosen, fitting.get("ddp"))
     return None, "", ""
+
+
+def _than_ddp(chosen: Candidate, ddp: Candidate | None) -> str:
+    """A sentence on DDP where it fits and is passed over for its time, else empty."""
+    if ddp is None or ddp is chosen or ddp.step is None or chosen.step is None:
+        return ""
+    more = ddp.step.expected_ms / chosen.step.expected_ms - 1
+    slower = f" DDP fits, too ({format_gb(ddp.total_bytes)}), and is predicted {format_percent(more)} slower."
+    return slower if more > 0 else ""
 
 
 def chosen_for(question: Question, request: PlanRequest) -> Candidate | None:

@@ -340,12 +340,11 @@ def parse_layout(text: str, question: Question, family: str) -> Layout:
     asked = replace(Layout(family, data=1), **sizes)
     others = asked.tensor * asked.pipeline * asked.context
     asked = replace(asked, data=sizes.get("data", max(1, question.gpus // others)))
-    gpus = asked.data * others
-    if gpus != question.gpus:
-        raise InputError(f"{option} is for {gpus} GPUs, not {question.gpus}", f"add: --gpus {gpus}")
     for wrong, why in _cannot_have(question, asked):
         if wrong:
             raise InputError(f"{option}: {why}", example)
+    if (gpus := asked.data * others) != question.gpus:
+        raise InputError(f"{option} is for {gpus} GPUs, not {question.gpus}", f"add: --gpus {gpus}")
     return asked
 
 
