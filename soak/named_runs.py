@@ -1,9 +1,10 @@
-"""Collect small real jobs whose fault is code of the script, and see that its function is named first.
+"""Collect small real jobs whose fault is known, and see that it is named, with its function where it is code.
 
     python soak/named_runs.py [NAME...] [--into build/named]
 
-Each is two ranks of torchrun on this machine. What the answer's first line must name is written beside it;
-the healthy one must have no warning.
+Each is two ranks of torchrun on this machine: a script of ``real_jobs``, with its arguments behind a space.
+What the answer's first line must name is written beside it, or what all of it must; healthy ones have no
+warning.
 """
 
 from __future__ import annotations
@@ -45,40 +46,68 @@ JOBS = {
     "recompute": r"activations are computed again",
     "mesh_rank3": r"rank 3, which spends .* in `prepare` \(`mesh_rank3\.py:\d+`\)",
     "late_onset": r"steps take .* longer from step \d+ on",
+    "loaders decodes": r"Input-bound.* in `decode` \(`loaders\.py:\d+`\)",
+    "loaders fetches": r"Input-bound.* in `__getitem__` \(`loaders\.py:\d+`\).* Load what the samples",
+    "loaders one_bad_worker": r"the data loader",
+    "loaders cold_disk": r"Input-bound.* in `__getitem__` \(`loaders\.py:\d+`\).* Read in larger pieces",
+    "epochs anew": r"Keep the (?:loader's )?workers between epochs",
+    "padding filled": r"Padding",
+    "padding uneven": r"Straggler.*rank 0 .*more data",
+    "pinned together": r"Pinned ranks",
+    "saving_thread text": r"`save_text` \(`saving_thread\.py:\d+`\) in a thread beside",
 }
 
+ALSO = {
+    "loaders one_bad_worker": r"worker 1",
+    "loaders decodes": r"it computes all the time",
+    "same_data": r"Unshared data",
+    "padding uneven": r"the batches of rank 0 hold \d\.\d times the tokens",
+    "saving_thread text": r"Move that work to a process of its own",
+}
+"""What the whole answer must say."""
 
-HEALTHY = ("healthy", "healthy_lightning")
+HEALTHY = (
+    "healthy",
+    "healthy_lightning",
+    "loaders quick",
+    "loaders equal_workers",
+    "loaders warm_disk",
+    "epochs kept",
+    "padding bucketed",
+    "pinned apart",
+    "saving_thread binary",
+)
 
 
-def first_line(name: str, into: Path) -> str:
-    """The first line of the answer to a job, which is collected if its folder is not there yet."""
-    folder = into / name
+def answer_to(name: str, into: Path) -> str:
+    """The answer to a job, which is collected if its folder is not there yet."""
+    folder, (script, *arguments) = into / name.replace(" ", "-"), name.split()
     if not folder.exists():
         scratch = into / "scratch"
         scratch.mkdir(parents=True, exist_ok=True)
         processes = "4" if name.startswith("mesh") else "2"
         launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
-        job = [sys.executable, *launch, str(HERE / "real_jobs" / f"{name}.py")]
+        job = [sys.executable, *launch, str(HERE / "real_jobs" / f"{script}.py"), *arguments]
         collect = [sys.executable, "-m", "tracedoc", "collect", "-o", str(folder), "--", *job]
         environ = {**os.environ, "SCRATCH": str(scratch), "PYTHONDONTWRITEBYTECODE": "1"}
         subprocess.run(collect, env=environ, capture_output=True, text=True, timeout=LONGEST_S, check=True)
         shutil.rmtree(scratch)
     answer = [sys.executable, "-m", "tracedoc", "diagnose", str(folder)]
-    shown = subprocess.run(answer, capture_output=True, text=True, timeout=LONGEST_S, check=True).stdout
-    return shown.partition("\n")[0]
+    return subprocess.run(answer, capture_output=True, text=True, timeout=LONGEST_S, check=True).stdout
 
 
 def main() -> int:
     """Collect and judge the jobs; return how many are not named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=[*JOBS, *HEALTHY])
+    parser.add_argument("names", nargs="*", default=[*dict.fromkeys((*JOBS, *ALSO)), *HEALTHY])
     parser.add_argument("--into", type=Path, default=HERE.parent / "build" / "named")
     asked = parser.parse_args()
     missed = 0
     for name in asked.names:
-        line = first_line(name, asked.into)
-        named = re.search(JOBS[name], line) if name in JOBS else re.match("CPU run", line)
+        answer = answer_to(name, asked.into)
+        line = answer.partition("\n")[0]
+        named = re.match("CPU run", line) if name in HEALTHY else re.search(JOBS.get(name, ""), line)
+        named = named and re.search(ALSO.get(name, ""), re.sub(r"\s+", " ", answer))
         missed += named is None
         print(f"{'named' if named else 'MISSED':7} {name}: {line}", flush=True)
     print(f"{len(asked.names)} jobs: {missed} not named")

@@ -332,6 +332,7 @@ def on_exit() -> Facts:
         return {}
     watch.collections.end()
     watch.samples.end()
+    watch.loader.end()
     watch.schedule.close()
     if watch.log is not None:
         watch.log.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from tracedoc.collector.loader_workers import watch_loop
 from tracedoc.collector.nccl import ask_nccl
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
 from tracedoc.collector.recorder import ForeignProfilers
@@ -90,6 +91,11 @@ class Hook:
                 write_exit(Path(self._options.folder), failed.pid, failed.exitcode)
 
         failure.__post_init__ = __post_init__
+
+    def sample_workers(self, module: ModuleType) -> None:
+        """Sample the workers of data loaders, unless this is a trial, which only times steps."""
+        if self._changes is None:
+            watch_loop(module)
 
     def hide_from_dynamo(self, module: ModuleType) -> None:
         """Keep ``torch.compile`` from tracing into the hook where an optimizer's step is compiled."""
@@ -197,6 +203,8 @@ def imported(module: ModuleType, folder: str) -> None:
         hook.watch_optimizers(module)
     elif module.__name__ == "torch._dynamo.decorators":
         hook.hide_from_dynamo(module)
+    elif module.__name__ == "torch.utils.data._utils.worker":
+        hook.sample_workers(module)
     elif module.__name__ == "torch.distributed.elastic.multiprocessing.errors":
         hook.watch_children(module)
     elif module.__name__.startswith("deepspeed."):

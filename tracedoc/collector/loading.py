@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tracedoc.collector.host.placement import affinity_of
+from tracedoc.collector.loader_workers import forget_workers, read_workers
 from tracedoc.collector.probe import Plain, known, loaded, plain, probe
 
 MAX_TENSORS = 32
@@ -92,7 +93,7 @@ class LoaderWatch:
 
         ``tokens`` are pairs of real ones and of places in each batch. Of each worker that lived through the
         window ``ran_us``, ``waited_us`` for a core, ``disk_ticks`` of 10 ms, bytes and faults; ``fresh`` came
-        in it.
+        in it. ``stacks`` are those of workers since they began.
         """
         wall, self._since = time.perf_counter_ns() - self._since, 0
         now = self._read()
@@ -107,6 +108,7 @@ class LoaderWatch:
             workers=workers,
             fresh=len(now.keys() - self._started.keys()) or None,
             cpus=sorted(cpus)[:4],
+            stacks=read_workers(now),
             tokens=[list(pair) for pair in self._tokens],
         )
 
@@ -119,9 +121,15 @@ class LoaderWatch:
         made = known(starts=self._made or None, starts_ms=self._made_ns / 1e6)
         return {"batches": self._batches, "waits_ms": waits, **made} if self._batches else None
 
+    def end(self) -> None:
+        """Remove what workers have written that were ended before they could."""
+        forget_workers(self._pids())
+
+    def _pids(self) -> list[int]:
+        return [pid for one in self._workers[:MAX_WORKERS] if isinstance(pid := getattr(one, "pid", 0), int)]
+
     def _read(self) -> dict[int, dict[str, int]]:
-        pids = [pid for one in self._workers[:MAX_WORKERS] if isinstance(pid := getattr(one, "pid", 0), int)]
-        return {pid: found for pid in pids if (found := read_worker(pid))}
+        return {pid: found for pid in self._pids() if (found := read_worker(pid))}
 
 
 def awaited(iterator: Any) -> int:

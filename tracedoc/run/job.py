@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracedoc.errors import Limit
-from tracedoc.run.machine import Machine, read_machine
+from tracedoc.run.machine import Machine, Stacks, read_machine, read_stacks
 from tracedoc.run.manifest import Manifest, ManifestRank, StepTime
 from tracedoc.run.steplog import StepLog, read_step_log
 from tracedoc.run.untrusted import (
@@ -90,10 +90,6 @@ class Memory:
     retries: int | None = None
     host_total: int | None = None
     host_peak: int | None = None
-
-
-Stacks = tuple[tuple[float, tuple[str, ...]], ...]
-"""The ms of each stack, and its frames, innermost first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +253,7 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         log=_log(entry, folder, unusable) if with_log else None,
         compiled=values_at(entry_at(framework, "compile"), int) | values_at(entry_at(part, "compile"), int),
         samples=_samples(entry_at(part, "samples")),
-        collecting=_stacks(entry_at(part, "collections")),
+        collecting=read_stacks(entry_at(part, "collections")),
         collect_calls_ms=value_at(entry_at(part, "collections"), "asked_ms", float) or 0.0,
         machine=read_machine(part),
     )
@@ -344,14 +340,9 @@ def _samples(entry: Entry) -> Samples:
         steps=value_at(entry, "steps", int) or 0,
         long=value_at(entry, "long", int) or 0,
         loop=texts_at(entry, "loop"),
-        stacks=_stacks(entry),
-        beside=_stacks(entry, "beside"),
+        stacks=read_stacks(entry),
+        beside=read_stacks(entry, "beside"),
     )
-
-
-def _stacks(entry: Entry, key: str = "stacks") -> Stacks:
-    stacks = ((value_at(one, "ms", float), texts_at(one, "frames")) for one in entries_at(entry, key))
-    return tuple((ms, frames) for ms, frames in stacks if ms and frames)
 
 
 _FRAMEWORKS = {

@@ -16,6 +16,9 @@ MOST_CPUS = 1 << 16
 Cpus = frozenset[int]
 Counted = Mapping[str, int]
 
+Stacks = tuple[tuple[float, tuple[str, ...]], ...]
+"""The ms of each stack, and its frames, innermost first."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoaderWindow:
@@ -24,7 +27,8 @@ class LoaderWindow:
     Since then it handed out ``batches``; ``waits_ms`` is how long training waited for each worker ("-1": for
     nobody's), ``starts`` how often an iterator was made, in ``starts_ms`` together. In the captured steps
     ``workers`` is what the kernel counted for each, ``fresh`` how many came. ``cpus`` are those that a worker
-    may use, ``tokens`` the real ones and the places of each batch.
+    may use, ``tokens`` the real ones and the places of each batch. ``stacks`` are those of workers that make
+    batches, since each began.
     """
 
     wall_us: int = 0
@@ -36,6 +40,7 @@ class LoaderWindow:
     tokens: tuple[tuple[int, int], ...] = ()
     starts: int = 0
     starts_ms: float = 0.0
+    stacks: Stacks = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,4 +154,11 @@ def _loader(window: Entry, part: Entry) -> LoaderWindow:
         ),
         starts=value_at(job, "starts", int) or 0,
         starts_ms=value_at(job, "starts_ms", float) or 0.0,
+        stacks=read_stacks(entry),
     )
+
+
+def read_stacks(entry: Entry, key: str = "stacks") -> Stacks:
+    """The stacks that an entry lists."""
+    stacks = ((value_at(one, "ms", float), texts_at(one, "frames")) for one in entries_at(entry, key))
+    return tuple((ms, frames) for ms, frames in stacks if ms and frames)

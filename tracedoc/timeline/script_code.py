@@ -293,6 +293,12 @@ def place_of_stack(frames: Iterable[str], loop: Container[str]) -> CodePlace | N
     return None
 
 
+def place_of_frame(frame: str) -> CodePlace | None:
+    """The function that a sampled frame runs, of a library too, ``None`` where it is none of Python."""
+    match = _FRAME.match(frame.rpartition("@")[0])
+    return CodePlace(match["file"], int(match["line"]), match["function"], False, 0) if match else None
+
+
 def _called(name: str) -> str:
     """The function that a frame of a library calls, "" for what says nothing to a person."""
     match = _CALLED.match(name)

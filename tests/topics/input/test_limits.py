@@ -17,6 +17,7 @@ from tracedoc.topics.input.limits import (
     slowest_worker_frac,
     uneven_tokens,
 )
+from tracedoc.topics.input.run import worker_code
 from tracedoc.values import Unknown
 
 
@@ -50,6 +51,20 @@ def test_bytes_come_from_the_disk_or_from_memory() -> None:
     assert loader_cold_frac(rank_of(workers=workers)) == 0.5
 
 
+def test_the_function_of_workers_takes_half_of_the_time_in_which_they_make_batches() -> None:
+    decoding = (60.0, ("PIL/ImageFile.py(9): load@12", "data.py(4): decode@6", "data.py(1): __getitem__@2"))
+    collating = (39.0, ("torch/utils/data/_utils/collate.py(5): stack@7",))
+    reading = (22.0, ("data.py(20): read@21",))
+
+    def code(*stacks: tuple[float, tuple[str, ...]]) -> str:
+        return worker_code(LoaderWindow(stacks=stacks))
+
+    assert code(decoding, collating) == "`decode` (`data.py:4`)"
+    assert code(decoding, collating, reading) == "none"
+    assert code(collating) == "`stack` (`torch/utils/data/_utils/collate.py:5`)"
+    assert code() == "none"
+
+
 def test_starts_are_told_on_average() -> None:
     assert loader_start_ms(rank_of(starts=4, starts_ms=200.0)) == 50.0
     assert isinstance(loader_start_ms(rank_of()), Unknown)
@@ -58,7 +73,7 @@ def test_starts_are_told_on_average() -> None:
 @pytest.mark.parametrize(
     ("tokens", "words"),
     [
-        ((100, 100, 150), "those of rank 2 hold 1.5 times the tokens"),
+        ((100, 100, 150), "the batches of rank 2 hold 1.5 times the tokens of the median rank's"),
         ((100, 100, 105), "none"),
         ((100, None, None), None),
     ],

@@ -39,6 +39,7 @@ class _Watch:
     watched: tuple[str, ...] = (
         "torch.optim.optimizer",
         "torch._dynamo.decorators",
+        "torch.utils.data._utils.worker",
         "torch.distributed.elastic.multiprocessing.errors",
         "deepspeed.runtime.engine",
         "deepspeed.runtime.pipe.engine",

@@ -208,4 +208,5 @@ def uneven_tokens(run: RunView) -> Value:
         return NO_TOKENS
     most = max(known, key=lambda rank: known[rank])
     ratio = known[most] / max(sorted(known.values())[(len(known) - 1) // 2], 1)
-    return f"those of rank {most} hold {ratio:.1f} times the tokens" if ratio >= MORE_TOKENS else "none"
+    words = f"the batches of rank {most} hold {ratio:.1f} times the tokens of the median rank's"
+    return words if ratio >= MORE_TOKENS else "none"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 from tracedoc.facts.catalog import manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
+from tracedoc.run.machine import LoaderWindow
 from tracedoc.step.rank_digest import RankDigest
+from tracedoc.timeline.script_code import CodePlace, place_of_frame, place_of_stack
 from tracedoc.topics.capture.run import recorded
 from tracedoc.topics.host.run import places_in_idle_time
 from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
+from tracedoc.topics.step.slow_code import NAMED_SHARE
 from tracedoc.values import Unknown, Value
 
 MOST_WORKERS = 8
@@ -135,6 +138,23 @@ def loader_code(run: RunView) -> dict[str, Value]:
     """The function of the script that takes most of the loader's time, as "`__getitem__` (`data.py:12`)".
 
     From Python stacks, or a range that ``record_function`` names; "none" where neither shows half of
-    :func:`input_idle_ms`. The line is where the function begins.
+    :func:`input_idle_ms`. Of worker processes the function in which they make batches for half of their time
+    or more. The line is where the function begins.
     """
-    return places_in_idle_time(run, input_idle_ms, loading=True)
+    found = places_in_idle_time(run, input_idle_ms, loading=True)
+    for rank in run.job.ranks if run.job is not None else ():
+        if found.get(str(rank.rank)) == "none" and rank.machine.loader is not None:
+            found[str(rank.rank)] = worker_code(rank.machine.loader)
+    return found
+
+
+def worker_code(loader: LoaderWindow) -> str:
+    """The function in which workers make batches for half of their time or more, else "none"."""
+    by_place: dict[CodePlace, float] = defaultdict(float)
+    for ms, frames in loader.stacks:
+        place = place_of_stack(frames, ()) or place_of_frame(frames[0])
+        if place is not None:
+            by_place[place] += ms
+    longest = max(by_place, key=lambda one: by_place[one], default=None)
+    total = sum(ms for ms, _ in loader.stacks)
+    return str(longest) if longest and by_place[longest] >= NAMED_SHARE * total else "none"

@@ -1,0 +1,83 @@
+"""What samples of a loader's workers show, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tracedoc.collector import loader_workers
+from tracedoc.collector.loader_workers import forget_workers, read_workers, watch_loop
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(loader_workers.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(loader_workers, "FIRST_S", 0.0001)
+    monkeypatch.setattr(loader_workers, "FIRST_WRITTEN", 1)
+    return tmp_path
+
+
+def decode(until: Any) -> None:
+    """Stay until it is time."""
+    while not until():
+        pass
+
+
+def fetch(until: Any) -> None:
+    decode(until)
+
+
+def get(until: Any) -> None:
+    decode(until)
+
+
+def loop_of(does: Any) -> Any:
+    """A module as torch's, whose loop does something."""
+
+    def _worker_loop(until: Any) -> None:
+        does(until)
+
+    return SimpleNamespace(_worker_loop=_worker_loop)
+
+
+def test_a_worker_that_makes_a_batch_shows_its_functions_and_leaves_nothing(folder: Path) -> None:
+    module = loop_of(fetch)
+    watch_loop(module)
+    seen: list[Any] = []
+    module._worker_loop(lambda: seen or seen.extend(read_workers([os.getpid()])))
+    frames = [frame for one in seen for frame in one["frames"]]
+    first = decode.__code__.co_firstlineno
+    assert any(f"test_loader_workers.py({first}): decode@" in frame for frame in frames)
+    assert frames[-1].partition(": ")[2].startswith("fetch@")
+    assert seen[0]["ms"] > 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_worker_that_waits_for_work_shows_nothing(folder: Path) -> None:
+    module = loop_of(get)
+    watch_loop(module)
+    module._worker_loop(lambda: any(folder.iterdir()))
+    assert not any(thread.name == "tracedoc-worker" for thread in threading.enumerate() if not thread.daemon)
+    assert read_workers([os.getpid()]) == []
+
+
+def test_the_loop_keeps_its_name_by_which_it_is_started_anew() -> None:
+    module = loop_of(fetch)
+    name = module._worker_loop.__qualname__
+    watch_loop(module)
+    assert module._worker_loop.__qualname__ == name
+
+
+def test_workers_are_added_up_and_damaged_files_passed_over() -> None:
+    stack = [{"ms": 3, "frames": ["data.py(1): load@2"]}]
+    for pid, words in ((1, json.dumps(stack)), (2, json.dumps(stack)), (3, "{"), (4, '[{"ms": "much"}]')):
+        Path(loader_workers._path(pid)).write_text(words)
+    assert read_workers([1, 2, 3, 4, 5]) == [{"ms": 6.0, "frames": ["data.py(1): load@2"]}]
+    forget_workers([1, 2, 3, 4, 5])
+    assert read_workers([1, 2]) == []

@@ -1,0 +1,113 @@
+"""Sample what the worker processes of a data loader do, each in a thread of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from types import CodeType, FrameType
+from typing import Any
+
+from tracedoc.collector.probe import Plain, probe
+from tracedoc.collector.samples import KEPT_FRAMES, KEPT_STACKS, OWN_THREADS, Stack, StackTimes, in_words
+
+FIRST_S = 0.02
+SLOWER = 1.01
+"""From one sample to the next it takes this much longer: some hundred in an hour, and enough in a second."""
+
+FIRST_WRITTEN = 8
+"""After so many samples they are written, and whenever there are twice as many."""
+
+_FETCH = "fetch"
+"""The function that a worker's loop calls for a batch; in all others it waits, or hands the batch on."""
+
+
+def watch_loop(module: Any) -> None:
+    """Sample every worker that will begin; ``module`` is torch's with the loop of a worker."""
+    loop = module._worker_loop
+
+    @functools.wraps(loop)
+    def sampled(*given: Any, **named: Any) -> None:
+        samples = probe(WorkerSamples, loop.__code__)
+        try:
+            loop(*given, **named)
+        finally:
+            if samples is not None:
+                probe(samples.end)
+
+    module._worker_loop = sampled
+
+
+class WorkerSamples:
+    """The stacks of the calling thread while it makes batches; begins at once."""
+
+    def __init__(self, loop: CodeType) -> None:
+        self._loop, self._thread = loop, threading.get_ident()
+        self._stacks = StackTimes()
+        self._ended = threading.Event()
+        threading.Thread(target=self._watch, name=f"{OWN_THREADS}worker", daemon=True).start()
+
+    def end(self) -> None:
+        """Sample no more, and leave nothing."""
+        self._ended.set()
+        forget_workers([os.getpid()])
+
+    def _watch(self) -> None:
+        pause_s, taken, write_at = FIRST_S, 0, FIRST_WRITTEN
+        last = time.perf_counter_ns()
+        while not self._ended.wait(pause_s):
+            stack = work_of(sys._current_frames().get(self._thread), self._loop)
+            now = time.perf_counter_ns()
+            self._stacks.add(stack, now - last)
+            last, pause_s, taken = now, pause_s * SLOWER, taken + 1
+            if taken == write_at:
+                write_at *= 2
+                probe(self._write)
+
+    def _write(self) -> None:
+        path, words = _path(os.getpid()), json.dumps(in_words(self._stacks.most()))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+        with open(os.open(f"{path}.new", flags, 0o600), "w", encoding="utf-8") as file:
+            file.write(words)
+        os.replace(f"{path}.new", path)
+
+
+def work_of(frame: FrameType | None, loop: CodeType) -> Stack:
+    """The frames of a worker that makes a batch, from the innermost outwards to its loop; else none."""
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None and frame.f_code is not loop:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    makes = frame is not None and bool(found) and found[-1][0].co_name == _FETCH
+    return tuple(found[:KEPT_FRAMES]) if makes else ()
+
+
+def read_workers(pids: Iterable[int]) -> list[Plain]:
+    """The stacks of workers of this host so far, those with most ms together first."""
+    found: dict[tuple[str, ...], float] = defaultdict(float)
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            with open(_path(pid), encoding="utf-8") as file:
+                stacks = json.load(file)
+            for one in stacks:
+                found[tuple(one["frames"])] += float(one["ms"])
+    most = sorted(found, key=lambda frames: -found[frames])[:KEPT_STACKS]
+    return [{"ms": found[frames], "frames": list(frames)} for frames in most]
+
+
+def forget_workers(pids: Iterable[int]) -> None:
+    """Remove what workers have written."""
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.unlink(_path(pid))
+
+
+def _path(pid: int) -> str:
+    return os.path.join(tempfile.gettempdir(), f".tracedoc-worker.{os.getuid()}.{pid}")
