@@ -26,6 +26,7 @@ def write_run(
     *,
     steps: int = 6,
     shapes: bool = False,
+    group: str = "0",
 ) -> Path:
     """Draw steps of 100 ms: twelve products, one elementwise kernel, and an all-reduce that ends together.
 
@@ -45,7 +46,10 @@ def write_run(
                     grid=(132, 1, 1) if number < 12 else (size, 1, 1), dims=dims,
                     op="aten::mm" if number < 12 else "aten::add",
                 )  # fmt: skip
-            builder.collective("allreduce", now + 13 * part, now + STEP_MS, launch_ms=now - 10.0)
+            builder.collective(
+                "allreduce", now + 13 * part, now + STEP_MS,
+                launch_ms=now - 10.0, group=group, ranks=range(ranks),
+            )  # fmt: skip
         builder.write(directory / f"rank-{rank}.json")
     return directory
 
@@ -211,6 +215,23 @@ def test_a_rank_with_larger_batches_is_late_for_its_work_and_not_for_its_gpu(tmp
     assert diagnosis.facts["work_ratio"].values["2"] == pytest.approx(1.25)
     assert outcome(diagnosis, "uneven-work") == "pass"
     assert outcome(diagnosis, "slow-gpu") == "unknown"
+
+
+@pytest.mark.parametrize(("group", "shares"), [("context_parallel", True), ("data_parallel", False)])
+def test_a_rank_that_attends_to_more_of_a_shared_sequence_is_told_as_that(
+    tmp_path: Path, group: str, shares: bool
+) -> None:
+    write_run(
+        tmp_path,
+        4,
+        lambda rank, step: 75.0 if rank == 3 else 60.0,
+        lambda rank, step: 1250 if rank == 3 else TOKENS,
+        group=group,
+    )
+    diagnosis = judged(tmp_path)
+    title = about_ranks(diagnosis)["straggler-rank"].fixes[0].title
+    assert title.startswith("Balance context parallelism") is shares
+    assert diagnosis.facts["straggler_shares_sequence"].values["3"] is shares
 
 
 def test_a_batch_that_grows_on_all_ranks_at_once_is_even_work(tmp_path: Path) -> None:

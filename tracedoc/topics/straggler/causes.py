@@ -11,6 +11,7 @@ import numpy as np
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.code_places import has_stacks, place_alone
 from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.strategies.model_parallel import CONTEXT_GROUP
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.topics.pipeline.stages import pipeline
@@ -88,6 +89,18 @@ def straggler_any_cause(run: RunView) -> Value:
         waited[_cause(run, late)] += int(late.gain_ns.sum())
     cause, most = max(waited.items(), key=lambda one: one[1], default=("none", 0))
     return cause if most >= CAUSE_SHARE * waited.total() else "none"
+
+
+@run_fact(unit="bool", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_shares_sequence(run: RunView) -> dict[str, Value]:
+    """Whether this rank is late and in a group named for context parallelism, which shares its sequences.
+
+    With a causal mask ranks that hold later parts attend to more than those that hold earlier ones.
+    """
+    groups = [
+        one.ranks for one in run.matching.groups if len(one.ranks) > 1 and CONTEXT_GROUP.search(one.name)
+    ]
+    return of_late(run, lambda late: any(late.rank in ranks for ranks in groups), False)
 
 
 @run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
