@@ -19,7 +19,7 @@ from tracedoc.collector.probe import Plain, probe
 from tracedoc.collector.samples import KEPT_FRAMES, KEPT_STACKS, OWN_THREADS, Stack, StackTimes, in_words
 
 FIRST_S = 0.02
-SLOWER = 1.01
+PAUSE_GROWS = 1.01
 """From one sample to the next it takes this much longer: some hundred in an hour, and enough in a second."""
 
 FIRST_WRITTEN = 8
@@ -66,7 +66,7 @@ class WorkerSamples:
             stack = work_of(sys._current_frames().get(self._thread), self._loop)
             now = time.perf_counter_ns()
             self._stacks.add(stack, now - last)
-            last, pause_s, taken = now, pause_s * SLOWER, taken + 1
+            last, pause_s, taken = now, pause_s * PAUSE_GROWS, taken + 1
             if taken == write_at:
                 write_at *= 2
                 probe(self._write)
