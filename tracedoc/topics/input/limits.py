@@ -26,9 +26,6 @@ MOST_WAITING = 0.7
 LEAST_INPUT_IDLE = 0.1
 """Where training waits for so much of the step its workers are never done: what they do limits them."""
 
-CROWDED = 0.3
-"""Workers that wait for a core for so much of the time have too few."""
-
 BUSY = 0.5
 """A thread that runs for half of the time is limited by its core, else by what it waits for."""
 
@@ -80,9 +77,9 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What keeps the data loader from being faster, where training waits for it.
 
     Workers that are started anew ("restarts") in the captured steps; a host that swaps ("swap"); "one worker"
-    that is waited for most; workers without a core ("few cores"); else whether they run ("CPU") or wait, with
-    bytes from a disk ("disk") or without ("waiting"); "none" of these. Of a loader without workers the
-    training thread is judged.
+    that is waited for most; else what workers do for most of the time: run ("CPU"), wait for a core ("few
+    cores"), or sleep, with bytes from a disk ("disk") or without ("waiting"); "none" of these. Of a loader
+    without workers the training thread is judged.
     """
     rank = run.job.rank(digest.rank) if run.job is not None else None
     if rank is None or rank.machine.loader is None:
@@ -105,11 +102,9 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     if not (isinstance(idle, int | float) and isinstance(length, float) and idle > LEAST_INPUT_IDLE * length):
         return "none"
     ran, waited = (sum(one.get(name, 0) for one in window.workers) for name in ("ran_us", "waited_us"))
-    if waited >= CROWDED * len(window.workers) * window.wall_us:
-        return "few cores"
-    if ran >= BUSY * len(window.workers) * window.wall_us:
-        return "CPU"
-    return _waiting(window)
+    slept = len(window.workers) * window.wall_us - ran - waited
+    parts = {"CPU": ran, "few cores": waited, _waiting(window): slept}
+    return max(parts, key=lambda part: parts[part])
 
 
 def _waiting(window: LoaderWindow) -> str:
