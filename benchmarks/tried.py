@@ -16,7 +16,10 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+import msgspec
+
+from tracedoc.predicted import KEPT, SLOWER, UNDECIDED, Tried
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 JOB = REPOSITORY / "soak" / "real_jobs" / "kinds.py"
@@ -49,19 +52,19 @@ def captured(kind: str, folder: Path) -> Path:
     if not run.exists():
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         job = [sys.executable, *launcher, str(JOB), kind, STEPS]
-        tracedoc("collect", "-q", "-o", str(run), "--exit-after-capture", "--", *job)
+        tracedoc("collect", "-q", "-o", str(run), "--", *job)
     return run
 
 
-def tried(run: Path, budget: str, *fixes: str) -> list[dict[str, Any]]:
+def tried(run: Path, budget: str, *fixes: str) -> list[Tried]:
     """What came of the fixes of a run, of all that can be tried where none is named."""
     asked = fixes or ("--all",)
     record = ["--record", str(run.parent / "outcomes.jsonl")]
     found = json.loads(tracedoc("try", "-q", str(run), *asked, "--budget", budget, "-f", "json", *record))
-    return list(found["tried"])
+    return msgspec.convert(found["tried"], list[Tried])
 
 
-def rows(kinds: Sequence[str], folder: Path, budget: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def rows(kinds: Sequence[str], folder: Path, budget: str) -> Iterator[tuple[str, Tried]]:
     """Each fix that was tried with its job; a job of which nothing comes is told."""
     for kind in kinds:
         try:
@@ -71,14 +74,12 @@ def rows(kinds: Sequence[str], folder: Path, budget: str) -> Iterator[tuple[str,
             print(f"| {kind} | {' '.join(str(error).split())} | | | | |", flush=True)
 
 
-def row(kind: str, one: dict[str, Any]) -> str:
+def row(kind: str, one: Tried) -> str:
     """A line of the table."""
-    predicted = "{:.1f} to {:.1f}".format(*one["predicted_ms"]) if one["predicted_ms"] else ""
-    gain = "{1:.1f} ({0:.1f} to {2:.1f})".format(*one["gain_ms"]) if one["gain_ms"] else ""
-    steps = f"{one['before_ms']:.1f} -> {one['after_ms']:.1f}" if one["gain_ms"] else one["why"]
-    return (
-        f"| {kind} | {one['title']} | {predicted} | {gain} | {steps} | {one['verdict']}; {one['training']} |"
-    )
+    predicted = "{:.1f} to {:.1f}".format(*one.predicted_ms) if one.predicted_ms else ""
+    gain = "{1:.1f} ({0:.1f} to {2:.1f})".format(*one.gain_ms) if one.gain_ms else ""
+    steps = f"{one.before_ms:.1f} -> {one.after_ms:.1f}" if one.gain_ms else one.why
+    return f"| {kind} | {one.title} | {predicted} | {gain} | {steps} | {one.verdict}; {one.training} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,22 +92,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parser.parse_args(arguments)
     asked.into.mkdir(parents=True, exist_ok=True)
     print("| job | fix | predicted, ms | realised, ms | step, ms | verdict |\n|---|---|---|---|---|---|")
-    verdicts = []
+    found = []
     for kind, one in rows(asked.kinds, asked.into, asked.budget):
         print(row(kind, one), flush=True)
-        verdicts.append(one["verdict"])
-    kept = verdicts.count("kept its promise")
-    wrong = verdicts.count("slower")
-    promised = (
-        kept + wrong + sum(verdicts.count(word) for word in ("less than predicted", "more than predicted"))
-    )
-    print(f"{promised} gains decided: {kept} as predicted, {wrong} fixes make steps longer")
+        found.append(one)
+    promised = [one for one in found if one.side and one.verdict != UNDECIDED]
+    kept = sum(one.side == KEPT for one in promised)
+    wrong = sum(one.verdict == SLOWER for one in found)
+    print(f"{len(promised)} gains decided: {kept} as predicted, {wrong} fixes make steps longer")
     run = captured(asked.kinds[0], asked.into)
-    same = [tried(run, asked.budget, NOTHING)[0]["verdict"] for _ in range(asked.same)]
+    same = [tried(run, asked.budget, NOTHING)[0].verdict for _ in range(asked.same)]
     different = [verdict for verdict in same if verdict not in ("no effect", "not decided")]
     if same:
         print(f"{len(same)} times nothing: {len(different)} taken for a difference")
-    return int(kept < 0.8 * promised or len(different) * 20 > len(same))
+    return int(kept < 0.8 * len(promised) or len(different) * 20 > len(same))
 
 
 if __name__ == "__main__":

@@ -157,6 +157,24 @@ class Tried(msgspec.Struct, frozen=True):
     memory_bytes: tuple[int | None, int | None] = (None, None)
 
     @property
+    def side(self) -> str:
+        """Where the realised gain lies against the predicted one, in ms or as a share: less, more or kept.
+
+        A profiler makes steps longer, and not all causes grow with them. "" where one of the two is missing.
+        """
+        if self.predicted_ms is None or self.gain_ms is None:
+            return ""
+        scales = {1.0}
+        if self.predicted_of_ms > 0 and self.before_ms:
+            scales.add(self.before_ms / self.predicted_of_ms)
+        low, high = (choose(scales) for choose in (min, max))
+        least = min(self.predicted_ms[0] * low, self.predicted_ms[0] * high)
+        most = max(self.predicted_ms[1] * low, self.predicted_ms[1] * high)
+        if self.gain_ms[2] < least:
+            return LESS
+        return MORE if self.gain_ms[0] > most else KEPT
+
+    @property
     def recommended(self) -> bool:
         """Whether the steps became shorter, and the training is what the fix says."""
         return self.verdict in GAINED and self.same_training

@@ -5,11 +5,11 @@ Started by torchrun on two processes of one machine, on CPUs.
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import torch
@@ -219,14 +219,13 @@ def loader(steps: int) -> None:
 
 def collections(steps: int) -> None:
     model = nn.parallel.DistributedDataParallel(begun())
-    kept = [{"number": number, "list": [number]} for number in range(600_000)]
-    gc.set_threshold(200, 2, 2)
+    lines = deque[list[list[int]]](maxlen=3)
     optimizer = torch.optim.SGD(model.parameters(), 1e-3)
     for (x,) in batches(steps):
+        lines.append([[number] for number in range(40_000)])
         model(x).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        kept.append({"number": len(kept), "list": [[] for _ in range(3000)]})  # type: ignore[dict-item]
 
 
 def threads(steps: int) -> None:

@@ -78,6 +78,26 @@ def test_runs_of_the_job_that_differ_as_much_as_the_gain_decide_nothing() -> Non
     assert found.verdict == UNDECIDED
 
 
+def test_the_interval_holds_what_runs_differ_by_and_narrows_with_more_of_them() -> None:
+    # Each run has steps that hardly differ; runs differ by 6 %, and the fix saves a quarter.
+    base = [ran(100.0), ran(106.0), ran(100.0), ran(106.0)]
+    pairs = [(one, ran(75.0)) for one in base]
+    few, more = outcome(fix(), pairs[:2], base[:2]), outcome(fix(), pairs, base)
+    assert few.gain_ms is not None
+    assert more.gain_ms is not None
+    assert few.gain_ms[2] - few.gain_ms[0] > 2 * (more.gain_ms[2] - more.gain_ms[0])
+    # Squares of four ratios 0.0291 off their middle and of three differences of 0.0583, by 6 degrees of
+    # freedom: 0.0476 a run, 0.0238 for the mean of four, times 2.447; of a step that is 73 % of what it was.
+    half = (more.gain_ms[2] - more.gain_ms[0]) / 2 / (more.before_ms or 1)
+    assert 0.73 * 0.0582 < half < 0.73 * 0.0582 * 1.2
+
+
+def test_runs_as_far_apart_as_two_of_one_job_and_around_nothing_are_no_effect() -> None:
+    base = [ran(100.0), ran(102.0), ran(100.0)]
+    found = outcome(fix(), [(one, ran(101.0)) for one in base], base)
+    assert found.verdict == NO_EFFECT
+
+
 def test_a_fix_that_fails_hangs_or_is_never_made_says_so() -> None:
     failed = tried(100.0, 50.0, problem="exit code 1: ValueError: no")
     assert (failed.verdict, failed.why, failed.gain_ms) == (FAILED, "exit code 1: ValueError: no", None)

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,12 @@ def folder(sample_traces: Path, tmp_path: Path) -> Path:
 def job(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is run, as texts of its changes: 100 ms a step, and what ``answers`` says with a change."""
     taken: list[str] = []
+    steps.clear()
 
     def run_once(job: Job, changes: Sequence[Change], scratch: Path, **rest: Any) -> Ran:
         text = "\n".join(change.text for change in changes)
         taken.append(text)
+        steps.append(job.steps)
         answer = answers.get(text, 100.0)
         return answer if isinstance(answer, Ran) else timed(answer)
 
@@ -52,6 +55,8 @@ def job(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 answers: dict[str, float | Ran] = {}
+steps: list[int] = []
+"""How many steps each run was asked for."""
 
 
 def timed(step_ms: float) -> Ran:
@@ -99,6 +104,36 @@ def test_a_fix_that_fails_ends_itself_alone(folder: Path, job: list[str]) -> Non
     assert f"{wrong}: exit code 1: ValueError: no" in shown.stdout
     assert shown.stdout.startswith(f"{right}: 100 ms -> 50 ms a step (faster). 2 fixes tried, 1 to take")
     assert f"{right} {sys.executable} -c pass" in " ".join(shown.stdout.split())
+
+
+def test_short_steps_are_timed_for_three_seconds_and_asked_ones_as_asked(
+    folder: Path, job: list[str]
+) -> None:
+    answers.clear()
+    answers.update({"": 10.0, "A=1": 10.0})
+    run("try", str(folder), "A=1", "-q", *COMMAND)
+    assert steps == [30, 300, 300, 300]
+    steps.clear()
+    run("try", str(folder), "A=1", "-q", "--steps", "40", *COMMAND)
+    assert steps == [40] * 4
+
+
+def test_a_script_with_fewer_steps_is_timed_in_those_it_makes(folder: Path, job: list[str]) -> None:
+    short = replace(timed(100.0), problem="the script ended after 30 steps, 20 of them timed", short=True)
+    answers.clear()
+    answers.update({"": short, "A=1": 50.0})
+    shown = run("try", str(folder), "A=1", "-q", *COMMAND)
+    assert shown.exit_code == 0, shown.output
+    assert steps == [30, STEPS, STEPS, STEPS]
+    assert "A=1: 100 ms -> 50 ms a step (faster)" in shown.stdout
+
+
+def test_a_script_that_ends_after_three_steps_is_not_tried(folder: Path, job: list[str]) -> None:
+    answers.clear()
+    answers[""] = Ran((100.0,) * 3, "the script ended after 13 steps, 3 of them timed", short=True)
+    shown = run("try", str(folder), "A=1", "-q", *COMMAND)
+    assert (shown.exit_code, shown.stdout) == (2, "")
+    assert "the job cannot be timed as it is: the script ended after 13 steps, 3 of them" in shown.stderr
 
 
 def test_all_at_once_is_one_more_fix(folder: Path, job: list[str]) -> None:

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from tracedoc.trials.turns import Progress, Turns
 
 EXIT_INTERRUPTED = 130
+TIMED_STEPS = 30
+TIMED_SECONDS = 3.0
+"""Starting a job takes longer than that; means of shorter times differ more from run to run."""
 _COMMAND = "tracedoc.try.command"
 
 
@@ -78,7 +81,7 @@ def _variables(ctx: click.Context, param: click.Parameter, values: tuple[str, ..
 @click.option("--all", "every", is_flag=True, help="Try every fix that can be. [the first three]")
 @click.option("--together", "as_one", is_flag=True, help="Try them all at once, too.")
 @click.option(
-    "--steps", type=click.IntRange(min=5), default=30, show_default=True, help="Steps to time in a run."
+    "--steps", type=click.IntRange(min=5), help="Steps to time in a run. [30, or as many as take 3 s]"
 )
 @click.option(
     "--warmup", type=click.IntRange(min=1), default=10, show_default=True, help="Steps before them."
@@ -169,7 +172,7 @@ def _job(
     manifest: Manifest | None,
     given: tuple[str, ...],
     *,
-    steps: int,
+    steps: int | None,
     warmup: int,
     variables: dict[str, str],
     cwd: str | None,
@@ -193,7 +196,15 @@ def _job(
             f"{folder}, where the job was started, is not here", "name another folder with --cwd"
         )
     check_command(command)
-    return Job(command, folder.absolute(), {**os.environ, **variables}, warmup, steps)
+    environ = {**os.environ, **variables}
+    return Job(
+        command,
+        folder.absolute(),
+        environ,
+        warmup,
+        steps or TIMED_STEPS,
+        0.0 if steps else TIMED_SECONDS,
+    )
 
 
 def _take_turns(
@@ -206,7 +217,7 @@ def _take_turns(
     words = shlex.join(public_command(job.command))
     say(f"tracedoc: starts {words}")
     say(
-        f"tracedoc: in {job.folder}, several times for {job.wait + job.steps} steps, at most"
+        f"tracedoc: in {job.folder}, several times for some {job.wait + job.steps} steps, at most"
         f" {budget_s / 60:.3g} min: what it writes, it writes each time (steer it: --env, --cwd, -- COMMAND)"
     )
     interrupted = False
@@ -217,7 +228,7 @@ def _take_turns(
         except KeyboardInterrupt:
             interrupted = True
     left_out = tuple((one.fix, one.title, one.cannot) for one in known if one.cannot)
-    return Trials(words, job.steps, turns.known, left_out, turns.ended), interrupted
+    return Trials(words, turns.steps, turns.known, left_out, turns.ended), interrupted
 
 
 @contextmanager

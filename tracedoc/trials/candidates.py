@@ -38,7 +38,7 @@ class Candidate:
 
 
 def candidates(diagnosis: Diagnosis, framework: Mapping[str, Any]) -> list[Candidate]:
-    """Every fix that fits the job, those of the plan first, each change once.
+    """Every fix that fits the job, those that can be tried first, of them those of the plan; each once.
 
     ``framework`` is what a rank's manifest says of the job, empty where nothing is known.
     """
@@ -48,11 +48,20 @@ def candidates(diagnosis: Diagnosis, framework: Mapping[str, Any]) -> list[Candi
         for finding in diagnosis.findings
         for fix in fitting_first(finding.fixes, diagnosis.run)
     ]
-    found.sort(key=lambda one: planned.index(one.fix) if one.fix in planned else len(planned))
-    seen: dict[str, Candidate] = {}
+    found.sort(
+        key=lambda one: (
+            bool(one.cannot),
+            planned.index(one.fix) if one.fix in planned else len(planned),
+        )
+    )
+    # One title is one action, which frameworks write in different words.
+    by_title: dict[str, Candidate] = {}
     for one in found:
-        seen.setdefault(one.text or one.title, one)
-    return list(seen.values())
+        by_title.setdefault(one.title, one)
+    by_text: dict[str, Candidate] = {}
+    for one in by_title.values():
+        by_text.setdefault(one.text or one.title, one)
+    return list(by_text.values())
 
 
 def _candidate(finding: Finding, fix: Fix, diagnosis: Diagnosis, framework: Mapping[str, Any]) -> Candidate:

@@ -35,13 +35,17 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """What is started: a command, where, with which variables; ``wait`` steps pass, ``steps`` are timed."""
+    """What is started: a command, where, with which variables; ``wait`` steps pass, ``steps`` are timed.
+
+    Where steps are short, as many are timed as take ``seconds``.
+    """
 
     command: tuple[str, ...]
     folder: Path
     environ: Mapping[str, str]
     wait: int
     steps: int
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -50,12 +54,14 @@ class Ran:
 
     ``made`` says of each part of its change what came of it, as pairs of the outcome and words. ``losses``
     are by rank and step, ``squared_norms`` of the gradients by step, summed over ranks. ``silent_s`` is the
-    longest time without a step. ``hung`` is True where that was too long.
+    longest time without a step. ``hung`` is True where that was too long, ``short`` where the script ended by
+    itself before all steps were timed.
     """
 
     steps_ms: tuple[float, ...] = ()
     problem: str = ""
     hung: bool = False
+    short: bool = False
     made: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     losses: Mapping[int, Sequence[Sequence[float | None]]] = field(default_factory=dict)
     squared_norms: Sequence[float] = ()
@@ -188,6 +194,7 @@ def _what_it_showed(scratch: Path, job: Job, changes: Sequence[Change], code: in
     return Ran(
         steps_ms=steps,
         problem=problem,
+        short=bool(problem and parts) and not code,
         made=_made(scratch, changes),
         losses={rank: _lists(part.get("losses")) for rank, part in parts.items()},
         squared_norms=_norms(parts),

@@ -5,21 +5,30 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from itertools import pairwise
-from math import expm1, log, sqrt
+from math import expm1, hypot, log, log1p, sqrt
 
 from msgspec.structs import replace
 
 from tracedoc.collector.trial.rank import FAILED, MADE, SAME
-from tracedoc.comparison.step_change import StepVerdict, change_between, noise_of, verdict_on
-from tracedoc.ledger import Range
+from tracedoc.comparison.step_change import (
+    LEAST_CHANGE,
+    StepChange,
+    StepVerdict,
+    change_between,
+    noise_of,
+    verdict_on,
+)
 from tracedoc.predicted import FAILED as FIX_FAILED
-from tracedoc.predicted import FASTER, HUNG, KEPT, LESS, MORE, NO_EFFECT, NOT_MADE, SLOWER, UNDECIDED, Tried
+from tracedoc.predicted import FASTER, HUNG, NO_EFFECT, NOT_MADE, SLOWER, UNDECIDED, Tried
 from tracedoc.trials.candidates import Candidate
 from tracedoc.trials.one_run import Ran
 from tracedoc.trials.same_training import compare_training
 
 LEAST_PAIRS = 2
 """Runs of one job differ by more than their steps show, so one of each side decides nothing."""
+
+_STUDENT = (12.71, 12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2, 2.18, 2.16, 2.0)
+"""Student's t for an interval of 95 %, by degrees of freedom; the last for more."""
 
 
 def outcome(fix: Candidate, pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran]) -> Tried:
@@ -48,18 +57,17 @@ def outcome(fix: Candidate, pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran
     scales = [base_ms / _median(ran) for ran, _ in pairs]  # what changed on the machine between turns
     before = [scale * ms for scale, (ran, _) in zip(scales, pairs, strict=True) for ms in ran.steps_ms]
     after = [scale * ms for scale, (_, ran) in zip(scales, pairs, strict=True) for ms in ran.steps_ms]
-    usual = noise_of(on_cpu=with_fix[0].on_cpu)
-    change = change_between(before, after, max(usual, _noise(pairs, base)))
+    change = _as_runs_differ(change_between(before, after, LEAST_CHANGE), _standard_error(pairs, base))
     verdict = verdict_on(change)
-    if verdict.word == "unchanged" and verdict_on(replace(change, noise_frac=usual)).word != "unchanged":
-        verdict = StepVerdict("inconclusive", f"runs of one job differ by {change.noise_frac:.0%} here")
+    usual = noise_of(on_cpu=with_fix[0].on_cpu)
+    if verdict.word == "inconclusive" and -usual <= change.low_frac <= 0 <= change.high_frac <= usual:
+        verdict = StepVerdict("unchanged")
     if len(pairs) < LEAST_PAIRS:
         verdict = StepVerdict("inconclusive", "one run of each is not enough")
     gain = tuple(-share * change.base_ms for share in (change.high_frac, change.change_frac, change.low_frac))
     training, same = compare_training(base, with_fix[0], fix.changes)
-    return replace(
+    found = replace(
         found,
-        verdict=_verdict(verdict, found, (gain[0], gain[1], gain[2]), change.base_ms),
         why=verdict.why,
         before_ms=change.base_ms,
         after_ms=change.base_ms - gain[1],
@@ -68,6 +76,8 @@ def outcome(fix: Candidate, pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran
         same_training=same,
         memory_bytes=(_memory([ran for ran, _ in pairs]), _memory(with_fix)),
     )
+    words = {"improved": found.side or FASTER, "regressed": SLOWER, "unchanged": NO_EFFECT}
+    return replace(found, verdict=words.get(verdict.word, UNDECIDED))
 
 
 def _not_made(ran: Ran) -> str:
@@ -83,36 +93,30 @@ def _median(ran: Ran) -> float:
     return statistics.median(ran.steps_ms)
 
 
-def _noise(pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran]) -> float:
-    """The share by which a gain may differ from turn to turn, as far as these runs show it.
+def _standard_error(pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran]) -> tuple[float, int]:
+    """That of the mean logarithm of the ratio of two runs, and how many differences it is known from.
 
-    That is half of what the turns differ by, and what one run of the job as it is differs from the next by,
-    less the more turns there are.
+    Ratios of a fix differ among themselves, and runs of the job as it is from the next, by as much as any two
+    runs do: both tell it, which no number of steps in one run does.
     """
     ratios = [log(_median(ran) / _median(before)) for before, ran in pairs]
-    steps = [abs(log(_median(after) / _median(before))) for before, after in pairwise(base)]
-    among = (max(ratios) - min(ratios)) / 2
-    return expm1(max(among, statistics.median(steps) / sqrt(len(pairs)) if steps else 0.0))
+    middle = statistics.fmean(ratios)
+    squares = sum((ratio - middle) ** 2 for ratio in ratios)
+    squares += sum(log(_median(after) / _median(before)) ** 2 for before, after in pairwise(base))
+    known = max(len(pairs) - 1 + len(base) - 1, 1)
+    return sqrt(squares / known / len(pairs)), known
+
+
+def _as_runs_differ(change: StepChange, error: tuple[float, int]) -> StepChange:
+    """The change with an interval that holds what runs differ by, beside what steps do."""
+    by_runs = _STUDENT[min(error[1], len(_STUDENT) - 1)] * error[0]
+    middle, low, high = map(log1p, (change.change_frac, change.low_frac, change.high_frac))
+    return replace(
+        change,
+        low_frac=expm1(middle - hypot(middle - low, by_runs)),
+        high_frac=expm1(middle + hypot(high - middle, by_runs)),
+    )
 
 
 def _memory(runs: Sequence[Ran]) -> int | None:
     return max(filter(None, (ran.memory_bytes for ran in runs)), default=None)
-
-
-def _verdict(steps: StepVerdict, found: Tried, gain: Range, before_ms: float) -> str:
-    if steps.word == "improved":
-        if found.predicted_ms is None:
-            return FASTER
-        sides = {_side(found.predicted_ms, gain)}
-        if found.predicted_of_ms > 0:
-            scale = before_ms / found.predicted_of_ms
-            sides.add(_side((found.predicted_ms[0] * scale, found.predicted_ms[1] * scale), gain))
-        return KEPT if KEPT in sides or len(sides) > 1 else sides.pop()
-    return {"regressed": SLOWER, "unchanged": NO_EFFECT}.get(steps.word, UNDECIDED)
-
-
-def _side(predicted: tuple[float, float], gain: Range) -> str:
-    """Where a realised gain lies against a predicted one, by their intervals."""
-    if gain[2] < predicted[0]:
-        return LESS
-    return MORE if gain[0] > predicted[1] else KEPT

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 
 from tracedoc.collector.launcher import is_one_of_several
@@ -19,6 +21,8 @@ from tracedoc.trials.outcome import LEAST_PAIRS, outcome
 MOST_PAIRS = 6
 PAIRS_ALIKE = 3
 """Turns of each fix where several nodes have to go on alike, which see only steps of their own."""
+LEAST_STEPS = 5
+"""A script that ends by itself after fewer timed steps is too short to be tried."""
 SILENCE = 10.0
 """A fix may be silent for so many times the longest silence of the job as it is: compiling takes long."""
 
@@ -53,6 +57,11 @@ class Turns:
         self._number = 0
         self._alike = is_one_of_several(job.command, job.environ)
         self.ended = ""
+
+    @property
+    def steps(self) -> int:
+        """How many steps of a run are timed, at most."""
+        return self._job.steps
 
     @property
     def known(self) -> tuple[Tried, ...]:
@@ -93,12 +102,17 @@ class Turns:
 
     def _turn(self, fix: Candidate, folder: Path) -> None:
         base = self._run(AS_IT_IS, None, folder, float("inf"))
+        if base.short and len(base.steps_ms) >= LEAST_STEPS:
+            self._job = replace(self._job, steps=len(base.steps_ms), seconds=0.0)
+            base = replace(base, problem="")
         if base.problem:
             self._check_time(base)
             if self._base:
                 raise _OverError(f"the job failed as it is, which it had not before: {base.problem}")
             raise NoRunError(f"the job cannot be timed as it is: {base.problem}", _BY_HAND)
         self._base.append(base)
+        as_long = ceil(self._job.seconds * 1000 / statistics.median(base.steps_ms))
+        self._job = replace(self._job, steps=max(self._job.steps, as_long), seconds=0.0)
         longest_s = max(ran.silent_s for ran in self._base)
         ran = self._run(fix.title, fix, folder, max(one_run.LEAST_SILENCE_S, SILENCE * longest_s))
         if ran.problem and not ran.hung:
