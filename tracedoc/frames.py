@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from msgspec.structs import fields
+from msgspec import Struct
+from msgspec.structs import asdict, fields
 
 from tracedoc.diagnosis import BudgetParts, Diagnosis, RankReport, StepBudget
 from tracedoc.errors import InputError
@@ -27,6 +28,17 @@ def frame(diagnosis: Diagnosis, table: str) -> Any:
 
     columns, rows = TABLES[table](diagnosis)
     return pandas.DataFrame(rows, columns=columns)
+
+
+def parquet(rows: Sequence[Struct]) -> bytes:
+    """Structs of one kind as a Parquet file, a column for each field; raises where pyarrow is missing."""
+    import pandas
+
+    try:
+        content: bytes = pandas.DataFrame(map(asdict, rows)).to_parquet(engine="pyarrow", index=False)
+    except ImportError:
+        raise InputError("Parquet needs pyarrow", 'pip install "tracedoc[parquet]"') from None
+    return content
 
 
 def _steps(diagnosis: Diagnosis) -> tuple[list[str], list[Row]]:

@@ -50,7 +50,7 @@ AGAIN = "starts a job again and again; tests/trials does so with a small one"
 RUNNING = "asks a job that runs; tests/running does so"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
 PACKAGES = "asks a package index; test_packaging.py builds and installs the wheel"
-EXTRAS = ("dask", "hta", "mcp", "mpi", "remote")
+EXTRAS = ("dask", "hta", "mcp", "mpi", "parquet", "remote")
 CI = ("test", "wheel", "shipped", "lint", "oldest", "newest", "docs")
 NOT_RUN = {
     **dict.fromkeys((f"make {name}" for name in CI), BY_CI),

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 from click.testing import CliRunner
 
 import tracedoc
 from tracedoc.cli import main
-from tracedoc.step.kernel_times import BY, kernel_groups
+from tracedoc.step.kernels.groups import BY, kernel_groups
+from tracedoc.step.kernels.layers import repeated
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline
 
@@ -70,17 +74,63 @@ def test_lines_add_up_to_the_kernels_of_the_step(by: str, run_of_three_steps: Pa
     assert sum(row.time_ms for row in rows) == pytest.approx(15.0)
 
 
-@pytest.mark.parametrize(
-    "of", ["ddp_resnet_mi300_8rank_r0", "ddp_resnet_a100_2rank_r0", "fsdp2_h100_4rank", "dlrm_v100_2rank_r1"]
+GPU_TRACES = (
+    "ddp_resnet_a100_2rank_r0 ddp_resnet_mi300_8rank_r0 ddp_resnet_v100_ws1_healthy dlrm_8rank_v100 "
+    "dlrm_v100_2rank_r1 fsdp2_h100_4rank published_pipeline_8rank resnet50_2020_array_toplevel "
+    "resnet50_v100_dataloader_bound_2021 resnet50_v100_workers4_2021 "
+    "format_variants/event_sync_trace.json.gz format_variants/gpu_only_trace.json.gz "
+    "format_variants/h100_bert-small.json.gz format_variants/sglang_Qwen3-8B_decode.json.gz "
+    "format_variants/mi250_minitoy_train_ROCm6_2_kineto.json.gz "
+    "format_variants/step_based_trace_2543932.json.gz format_variants/torch_compile_triton.json.gz"
 )
+
+
+@pytest.mark.parametrize("of", GPU_TRACES.split())
 def test_lines_of_real_traces_add_up_to_the_compute_of_the_budget(of: str, shared_traces: Path) -> None:
-    """But for memsets, kernels that run beside each other, and those that reach over the end of the step."""
-    file = min((shared_traces / of).glob("*.json.gz"))
-    timeline = tracedoc.build_timeline(tracedoc.load(file))
+    """Memsets among them, kernels beside each other, and those that reach over the end of the step."""
+    file = shared_traces / of
+    timeline = tracedoc.build_timeline(tracedoc.load(min(file.glob("*.json.gz")) if file.is_dir() else file))
     assert timeline.judged_budget is not None
-    rows = kernel_groups(timeline, "phase")
+    rows = kernel_groups(timeline, "operator")
     compute_ms = timeline.judged_budget.compute_ns / 1e6
-    assert sum(row.time_ms for row in rows) == pytest.approx(compute_ms, rel=0.02)
+    assert sum(row.time_ms for row in rows) == pytest.approx(compute_ms, abs=1e-6)
+
+
+def test_time_of_two_kernels_is_that_of_the_first(tmp_path: Path) -> None:
+    """Two kernels of 10 ms of which 4 are common: 16 ms of compute, of which the second has 6."""
+    builder = TraceBuilder(device="NVIDIA H100 80GB HBM3")
+    for index in (1, 2, 3):
+        start = 100 * index
+        builder.step(index, start - 2, start + 97)
+        builder.kernel("first_kernel", start, start + 10, launch_ms=start - 1)
+        builder.kernel("second_kernel", start + 6, start + 16, launch_ms=start - 0.9, stream=9)
+    builder.write(tmp_path / "rank-0.json")
+    rows = kernel_groups(timeline_of(tmp_path), "kernel")
+    assert {row.name: row.time_ms for row in rows} == {"first_kernel": 10.0, "second_kernel": 6.0}
+
+
+@pytest.mark.parametrize(
+    ("what", "numbers"),
+    [
+        ("a bc bc bc d", "-001122-"),
+        ("bc bc bc a bc bc bc", "001122-001122"),
+        ("bbbb bbbb", "00112233"),
+        ("bc bc a bc bc", "---------"),
+    ],
+)
+def test_layers_are_what_repeats(what: str, numbers: str) -> None:
+    """Stretches of two and more, three times and more; they begin anew behind what interrupts them."""
+    found = repeated(np.array([ord(one) for one in what.replace(" ", "")]))
+    assert "".join("-" if one < 0 else str(one) for one in found.tolist()) == numbers
+
+
+def test_layers_of_a_real_model(shared_traces: Path) -> None:
+    """Six layers, of which every second one is computed again: by its backward pass, the last one first."""
+    file = min((shared_traces / "fsdp2_h100_4rank").glob("*.json.gz"))
+    rows = kernel_groups(tracedoc.build_timeline(tracedoc.load(file)), "module")
+    assert {row.name for row in rows} == {*(f"layer {one}" for one in range(6)), "(in no module)"}
+    calls = {row.name: row.calls for row in rows}
+    assert min(calls[f"layer {one}"] for one in (1, 3, 5)) > max(calls[f"layer {one}"] for one in (0, 2, 4))
 
 
 def test_csv_has_all_columns(run_of_three_steps: Path) -> None:
@@ -90,6 +140,24 @@ def test_csv_has_all_columns(run_of_three_steps: Path) -> None:
     assert [row["calls"] for row in rows] == ["1", "1", "1"]
     assert float(rows[0]["lost_ms"]) == pytest.approx(7.224, abs=0.001)
     assert rows[2]["lost_ms"] == ""
+
+
+def test_parquet_has_what_csv_has(run_of_three_steps: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra parquet is not installed")
+    result = CliRunner().invoke(main, ["kernels", str(run_of_three_steps), "-f", "parquet"])
+    assert result.exit_code == 0, result.output
+    table = pandas.read_parquet(io.BytesIO(result.stdout_bytes))
+    assert list(table["calls"]) == [1, 1, 1]
+    assert table["lost_ms"][0] == pytest.approx(7.224, abs=0.001)
+
+
+def test_parquet_names_the_package_that_it_needs(
+    run_of_three_steps: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = CliRunner().invoke(main, ["kernels", str(run_of_three_steps), "-f", "parquet"])
+    assert result.exit_code == 2
+    assert 'pip install "tracedoc[parquet]"' in result.output
 
 
 def test_text_says_what_is_lost(run_of_three_steps: Path) -> None:

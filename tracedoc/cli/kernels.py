@@ -14,7 +14,7 @@ from tracedoc.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tracedoc.step.kernel_times import KernelGroup
+    from tracedoc.step.kernels.groups import KernelGroup
     from tracedoc.timeline.build import RankTimeline
 
 SHOWN = 40
@@ -32,7 +32,7 @@ NAME_LETTERS = 60
     help="What the kernels of a line have in common. [operator]",
 )
 @click.option("--rank", type=int, help="Whose kernels. [the rank that stands for the run]")
-@format_option("csv")
+@format_option("csv", "parquet")
 @reading_options
 def kernels(path: str, by: str, rank: int | None, report_format: str | None, reading: Reading) -> None:
     """Print what the kernels of the analysed step do, and how much of what the GPU reaches they reach.
@@ -46,7 +46,7 @@ def kernels(path: str, by: str, rank: int | None, report_format: str | None, rea
       tracedoc kernels runs/a --by phase
       tracedoc kernels runs/a --by kernel -f csv > kernels.csv
     """
-    from tracedoc.step.kernel_times import kernel_groups
+    from tracedoc.step.kernels.groups import kernel_groups
 
     timeline = _timeline(path, rank, reading, with_modules=by == "module")
     rows = kernel_groups(timeline, by)
@@ -54,6 +54,10 @@ def kernels(path: str, by: str, rank: int | None, report_format: str | None, rea
         to_stdout(json_text(rows), "json")
     elif report_format == "csv":
         to_stdout(_csv(rows), "csv")
+    elif report_format == "parquet":
+        from tracedoc.frames import parquet
+
+        to_stdout(parquet(rows), "parquet")
     else:
         to_stdout(_table(rows, by))
 
@@ -75,19 +79,18 @@ def _timeline(path: str, rank: int | None, reading: Reading, *, with_modules: bo
     return build_timeline(trace, steps=options.steps)
 
 
-COLUMNS = ("name", "calls", "time_ms", "known_ms", "tflops", "gbps", "reached_frac", "lost_ms")
-
-
 def _csv(rows: Sequence[KernelGroup]) -> str:
     import csv
     import io
 
+    from msgspec.structs import asdict, fields
+
+    from tracedoc.step.kernels.groups import KernelGroup
+
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for row in rows:
-        values = (getattr(row, name) for name in COLUMNS)
-        writer.writerow("" if value is None else value for value in values)
+    writer = csv.DictWriter(text, [one.name for one in fields(KernelGroup)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(map(asdict, rows))
     return text.getvalue()
 
 

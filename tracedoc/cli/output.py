@@ -281,16 +281,17 @@ def send(
             say(f"wrote {place.path}{(remarks or {}).get(place.format, '')}")
 
 
-def to_stdout(text: str, report_format: str = "text") -> None:
+def to_stdout(text: str | bytes, report_format: str = "text") -> None:
     """Write a result to stdout: files in UTF-8, text in what the terminal can show."""
     encoding = "utf-8" if report_format != "text" else (sys.stdout.encoding or "utf-8")
     try:
         # The name of a file may hold bytes that are no text.
-        data = text.encode("utf-8", "replace") if encoding == "utf-8" else text.encode(encoding)
+        errors = "replace" if encoding == "utf-8" else "strict"
+        data = text if isinstance(text, bytes) else text.encode(encoding, errors)
     except UnicodeEncodeError:
         from tracedoc.report.terminal import to_ascii
 
-        data = to_ascii(text).encode("ascii")
+        data = to_ascii(str(text)).encode("ascii")
     try:
         sys.stdout.flush()
         sys.stdout.buffer.write(data)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact, total_ms
 from tracedoc.spans import Spans
-from tracedoc.step.kernel_times import judged_kernels
+from tracedoc.step.kernels.times import judged_kernels
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import optimizer_spans
 from tracedoc.timeline.phases import Phase

@@ -11,7 +11,6 @@ from tracedoc.step.device import Floats, device_rates, judged_peak
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
-from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.kernels import matrix_format
 from tracedoc.values import Unknown
@@ -20,7 +19,7 @@ _OF_TYPE = {"bfloat16": "bf16", "half": "fp16", "float": "fp32"}
 
 
 class KernelTimes(msgspec.Struct, frozen=True, eq=False):
-    """The compute kernels that start in the analysed step, in order.
+    """Compute kernels, in order of start.
 
     ``operator`` is the row of the call that launched each where its work is known, else ``NO_ROW``; ``flops``
     ``nbytes`` are a kernel's share of that work, ``least_ns`` its share of the time that the work takes at
@@ -48,7 +47,11 @@ def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
 
 def kernel_times(timeline: RankTimeline) -> KernelTimes:
     """The kernels of the analysed step with their work."""
-    rows = judged_kernels(timeline)
+    return times_of(timeline, judged_kernels(timeline))
+
+
+def times_of(timeline: RankTimeline, rows: Rows) -> KernelTimes:
+    """Some compute kernels of the analysed device with their work."""
     length = timeline.trace.dur_ns[rows]
     unknown = np.full(rows.size, np.nan)
     if timeline.work is None:
@@ -122,107 +125,3 @@ def rates_by_name(timeline: RankTimeline, names: npt.NDArray[np.integer]) -> tup
         lost = np.where(taken > 0, np.maximum(taken - summed(found.least_ns, rated), 0.0) / 1e6, np.nan)
     tflops, gbps, lost = (np.nan_to_num(column, nan=NOT_KNOWN) for column in (tflops, gbps, lost))
     return tflops, gbps, lost
-
-
-class KernelGroup(msgspec.Struct, frozen=True):
-    """Kernels of the analysed step that have something in common.
-
-    Of ``known_ms`` of their ``time_ms`` the work is known: rates, ``reached_frac`` and ``lost_ms`` are of
-    these (``None`` where there are none, or the device is not in the table). ``lost_ms`` is what they take
-    beyond what their work takes at what the device reaches in practice.
-    """
-
-    name: str
-    calls: int
-    time_ms: float
-    known_ms: float
-    tflops: float | None
-    gbps: float | None
-    reached_frac: float | None
-    lost_ms: float | None
-
-
-BY = ("operator", "module", "kernel", "phase")
-"""What kernels may have in common."""
-
-
-def kernel_groups(timeline: RankTimeline, by: str) -> list[KernelGroup]:
-    """The kernels of the analysed step by what they have in common, those with most time lost first.
-
-    By module the trace must have been read with its Python functions.
-    """
-    found = kernel_times(timeline)
-    names = _NAMED[by](timeline, found)
-    groups: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        groups.setdefault(name, []).append(place)
-    rows = [_group(found, name, np.array(places)) for name, places in groups.items()]
-    return sorted(rows, key=lambda one: (-(one.lost_ms or 0.0), -one.time_ms, one.name))
-
-
-def _group(found: KernelTimes, name: str, places: npt.NDArray[np.intp]) -> KernelGroup:
-    length, flops, nbytes, least = (
-        column[places].astype(np.float64)
-        for column in (found.length_ns, found.flops, found.nbytes, found.least_ns)
-    )
-    sized, rated = ~np.isnan(flops), ~np.isnan(least)
-    known, moved = float(length[sized].sum()), ~np.isnan(nbytes)
-    taken, needed = float(length[rated].sum()), float(least[rated].sum())
-    return KernelGroup(
-        name=name,
-        calls=places.size,
-        time_ms=float(length.sum()) / 1e6,
-        known_ms=known / 1e6,
-        tflops=float(flops[sized].sum()) / known / 1e3 if known else None,
-        gbps=float(nbytes[moved].sum()) / float(length[moved].sum()) if length[moved].any() else None,
-        reached_frac=min(needed / taken, 1.0) if taken else None,
-        lost_ms=max(taken - needed, 0.0) / 1e6 if taken else None,
-    )
-
-
-def _by_operator(timeline: RankTimeline, found: KernelTimes) -> list[str]:
-    trace, named = timeline.trace, []
-    for row, call in zip(found.rows.tolist(), found.operator.tolist(), strict=True):
-        if call == NO_ROW:
-            named.append(f"({timeline.events.categories[int(trace.name[row])].value}, no shapes)")
-        else:
-            dims = (str(one).replace(" ", "") for one in trace.shapes[call].dims if one)
-            named.append(f"{trace.row_name(call)} {' '.join(dims)}")
-    return named
-
-
-def _by_kernel(timeline: RankTimeline, found: KernelTimes) -> list[str]:
-    return [timeline.trace.row_name(row) for row in found.rows.tolist()]
-
-
-def _by_phase(timeline: RankTimeline, found: KernelTimes) -> list[str]:
-    phases, events = timeline.phases, timeline.events
-    if phases is None:
-        return ["(no backward pass was captured)"] * found.rows.size
-    codes = phases.of_events[np.searchsorted(events.rows, found.rows)]
-    return [Phase(code).name.lower() for code in codes.tolist()]
-
-
-def _by_module(timeline: RankTimeline, found: KernelTimes) -> list[str]:
-    """The innermost module of PyTorch around the launch of each kernel; those of a kind are one."""
-    trace, events = timeline.trace, timeline.events
-    modules = trace.rows_named(lambda name: name.startswith(_MODULE), Kind.PYTHON)
-    calls = events.launch_rows[np.searchsorted(events.rows, found.rows)]
-    named = []
-    for call in calls.tolist():
-        near = modules[: np.searchsorted(trace.ts_ns[modules], trace.ts_ns[call], side="right")]
-        held = near[(trace.end_ns[near] > trace.ts_ns[call]) & (trace.thread[near] == trace.thread[call])]
-        inside = call != NO_ROW and held.size
-        named.append(_kind_of_module(trace.row_name(int(held[-1]))) if inside else "(in no module)")
-    return named
-
-
-_MODULE = "nn.Module: "
-
-
-def _kind_of_module(name: str) -> str:
-    """``Block`` of ``nn.Module: Block_3``: layers of a kind are numbered in order."""
-    return name.removeprefix(_MODULE).rstrip("0123456789").removesuffix("_")
-
-
-_NAMED = {"operator": _by_operator, "module": _by_module, "kernel": _by_kernel, "phase": _by_phase}

@@ -1,0 +1,1 @@
+"""The compute kernels of the analysed step: what they do, against what the device reaches."""
