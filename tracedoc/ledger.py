@@ -40,8 +40,9 @@ CAUSE_WORDS: dict[str, str] = {
     "compute.small_kernels": "kernels too small for the device",
     "compute.copies": "copies within the device",
     "compute.attention": "attention in separate kernels",
-    "compute.layout": "tensors are reordered for convolutions",
+    "compute.layout": "copies that only reorder tensors",
     "compute.shapes": "matrix sizes that fit no tile",
+    "compute.loss": "a loss of separate kernels",
     "compute.fusion": "chains of unfused kernels",
     "compute.recompute": "activations computed again",
 }

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.operator_work import work_of
 from tracedoc.trace.columns import Shapes, Trace
 from tracedoc.trace.tables import _SHAPED_OPS
@@ -183,3 +184,26 @@ def test_kernels_that_reorder_do_none_of_a_convolution(resnet: Trace) -> None:
         0.0 for name in names if "transpose" in name
     ]
     assert sum(shares) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("operator", "functor", "mib"),
+    [
+        ("aten::_fused_adamw_", "FusedAdamMathFunctor<float, 4, (at::native::ADAM_MODE)1, false>", 7 * 4),
+        ("aten::_foreach_copy_", "CopyFunctor<c10::BFloat16, float, 2, 1, 1>", 2 + 4),
+        ("aten::_foreach_add_", "BinaryOpListAlphaFunctor<c10::BFloat16, 2, 2, 0>", 3 * 2),
+    ],
+)
+def test_lists_have_the_types_that_their_kernels_are_named_after(
+    operator: str, functor: str, mib: int, tmp_path: Path
+) -> None:
+    """A list of 2^20 elements: Adam reads four numbers of each and writes three, a copy two of two types."""
+    kernel = f"void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, at::native::{functor}>"
+    builder = TraceBuilder().step(1, 0, 100)
+    builder.kernel(
+        kernel, 10, 20, launch_ms=1, op=operator, dims=[[[1024, 512], [1024, 512]]], types=["TensorList"]
+    )
+    builder.write(tmp_path / "rank-0.json")
+    work = tracedoc.build_timeline(tracedoc.load(tmp_path / "rank-0.json")).work
+    assert work is not None
+    assert work.operators.nbytes.tolist() == [mib * 2**20]

@@ -59,6 +59,21 @@ def test_reordering_for_convolutions_goes(tmp_path: Path) -> None:
     assert one_of(ledger, "compute.layout").alone_ms[1] == pytest.approx(14.0, abs=0.05)
 
 
+def test_copies_that_make_tensors_contiguous_go(tmp_path: Path) -> None:
+    """All of them likely, half of them surely."""
+    contiguous = {"op": "aten::contiguous"}
+    ledger = ledger_of(tmp_path, drawn((PRODUCT, 40.0), ("elementwise", 20.0, contiguous), (PRODUCT, 40.0)))
+    assert one_of(ledger, "compute.layout").alone_ms == pytest.approx((10.0, 20.0, 20.0), abs=0.05)
+
+
+def test_a_fused_loss_takes_half(tmp_path: Path) -> None:
+    softmax, loss = {"op": "aten::_log_softmax"}, {"op": "aten::nll_loss_forward"}
+    ledger = ledger_of(
+        tmp_path, drawn((PRODUCT, 80.0), ("cunn_SoftMaxForward", 16.0, softmax), ("nll_loss", 4.0, loss))
+    )
+    assert one_of(ledger, "compute.loss").alone_ms == pytest.approx((5.0, 10.0, 15.0), abs=0.05)
+
+
 def test_part_of_the_products_in_fp32(tmp_path: Path) -> None:
     """H100: 67 against 989 TFLOPS; of 20 ms in fp32 stay 1.4, and the 80 ms in bf16 stay."""
     ledger = ledger_of(tmp_path, drawn((PRODUCT, 80.0), ("ampere_sgemm_128x128_tn", 20.0)))
@@ -88,6 +103,18 @@ def test_what_kernels_reach_of_the_device(tmp_path: Path) -> None:
     assert facts["reached_frac"].value == pytest.approx(6.354 / 60, rel=0.001)
     first = tracedoc.diagnose(tmp_path).summary
     assert first.startswith("Compute-bound at 11 % of what this GPU reaches")
+
+
+def test_the_first_line_says_what_compute_is_lost_to(tmp_path: Path) -> None:
+    """H100: of 100 ms of compute 20 in fp32 lose 18.6, and a chain of 4 x 6 ms loses 9."""
+    plain = ("ampere_sgemm_128x128_tn", 20.0)
+    ledger_of(tmp_path, drawn((PRODUCT, 30.0), plain, *[(ADD, 6.0)] * 4, (PRODUCT, 26.0)))
+    diagnosis = tracedoc.diagnose(tmp_path)
+    assert diagnosis.summary.startswith(
+        "Compute-bound (100 ms of the 101 ms step, communication is hidden): 19 % of the compute is lost to "
+        "matrix products outside the tensor cores, 9 % to chains of unfused kernels. "
+    )
+    assert "Tensor cores" not in diagnosis.summary.partition(". ")[2]
 
 
 def test_small_kernels_are_what_a_fused_one_saves(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ _OPTIONS = (
         type=click.IntRange(min=0),
         default=0,
         metavar="N",
-        help="List the N kernels and collectives that take most time.",
+        help="List the N kernels that lose most, and the N collectives that take most time.",
     ),
     click.option(
         "--redact/--no-redact",

@@ -16,6 +16,8 @@ from tracedoc.judge.without_warning import (
     gain_ms,
     healthy,
     is_compute_bound,
+    is_told,
+    lost_compute,
     lowered,
     number,
 )
@@ -71,9 +73,12 @@ def summarise(
         worth = [one for one in large if one.rule_id not in INHERENT]
     if worth:
         named = worth[:NAMED_FINDINGS]
-        said = [_cause(measurements, finding, step, first=finding is named[0]) for finding in named]
-        if all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step):
-            said.insert(0, compute_bound(measurements, run, step))
+        inside = all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step)
+        lost = lost_compute(ledger, step) if inside else ()
+        apart = [one for one in named if not is_told(one, lost)]
+        said = [_cause(measurements, finding, step, first=finding is apart[0]) for finding in apart]
+        if inside:
+            said.insert(0, compute_bound(measurements, run, step, lost))
         sentences = [*said, outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step)]
     elif rules_left_out:
         judged = len(judgement.verdicts)

@@ -10,7 +10,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.ledgered import INHERENT, WORTH
-from tracedoc.ledger import Ledger
+from tracedoc.ledger import Ledger, LedgerCause
 from tracedoc.topics.compute.rank import reached_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_ms, format_percent, format_step_change
@@ -78,9 +78,11 @@ def healthy(
         return f"{found or _nothing_on_cpu(step)}{idle_on_cpu(measurements, step)}"
     if compute is None:
         return f"No answer: how the {format_ms(step)} step splits is not in this capture."
-    costs = _costs(noted, run, step, WORTH)
     if is_compute_bound(measurements, step):
-        return compute_bound(measurements, run, step) + (f" {costs}" if costs else "")
+        lost = lost_compute(ledger, step)
+        costs = _costs(noted, run, step, WORTH, told=lost)
+        return compute_bound(measurements, run, step, lost) + (f" {costs}" if costs else "")
+    costs = _costs(noted, run, step, WORTH)
     fills = f"Compute fills {format_percent(compute / step)} of the {format_ms(step)} step"
     if costs:
         return f"{fills}. {costs}"
@@ -95,18 +97,29 @@ def _nothing_on_cpu(step: float) -> str:
     return f"CPU run: nothing found to change in the {format_ms(step)} step."
 
 
-def _costs(noted: Sequence[Finding], run: RunInfo, step: float, least: float) -> str:
-    """The largest findings, from ``least`` of the step on, and the first fix; "" without any."""
+def _costs(
+    noted: Sequence[Finding],
+    run: RunInfo,
+    step: float,
+    least: float,
+    told: Sequence[LedgerCause] = (),
+) -> str:
+    """The largest findings, from ``least`` of the step on, and the first fix; "" without any.
+
+    Those whose causes are ``told`` before are left out, but not the fix of the first.
+    """
     sized = [(cost_ms(one), one) for one in noted if one.rule_id not in INHERENT]
     large = sorted((one for one in sized if one[0] >= least * step), key=lambda one: -one[0])[:NAMED_COSTS]
     if not large:
         return ""
     parts = [
         f"{_short_name(one)}: {format_ms(ms)}{'' if place else f' of the {format_ms(step)} step'}"
-        for place, (ms, one) in enumerate(large)
+        for place, (ms, one) in enumerate((ms, one) for ms, one in large if not is_told(one, told))
     ]
     said = "; ".join(parts)
-    return f"{said[0].upper()}{said[1:]}.{_first_fix(large[0][1], run, least)}"
+    said = f"{said[0].upper()}{said[1:]}." if said else ""
+    first, fix = large[0][1], _first_fix(large[0][1], run, least)
+    return " ".join(one for one in ((fix, said) if is_told(first, told) else (said, fix)) if one)
 
 
 def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:
@@ -116,7 +129,7 @@ def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:
         return ""
     if fix.predicted.gain_ms[1] < least * fix.predicted.before_ms:
         return ""
-    return f" {fix.title}: {format_step_change(fix.predicted.before_ms, fix.predicted.step_ms)}."
+    return f"{fix.title}: {format_step_change(fix.predicted.before_ms, fix.predicted.step_ms)}."
 
 
 def cost_ms(finding: Finding) -> float:
@@ -132,11 +145,34 @@ def is_compute_bound(measurements: Measurements, step: float) -> bool:
     )
 
 
-def compute_bound(measurements: Measurements, run: RunInfo, step: float) -> str:
-    """The sentence for a run that is compute-bound."""
-    share = format_percent((number(measurements, compute_ms) or 0.0) / step)
+def lost_compute(ledger: Ledger | None, step: float) -> tuple[LedgerCause, ...]:
+    """The causes inside compute that cost most, those from :data:`WORTH` of the step on."""
+    causes = ledger.causes if ledger is not None else ()
+    inside = [one for one in causes if one.id.startswith("compute.") and one.share_ms >= WORTH * step]
+    return tuple(inside[:NAMED_COSTS])
+
+
+def is_told(finding: Finding, told: Sequence[LedgerCause]) -> bool:
+    """True if a finding costs no more than those of some causes that it tells."""
+    mine = [one.share_ms for one in told if finding.rule_id in (one.id, *one.told_by)]
+    return bool(mine) and cost_ms(finding) <= sum(mine) * (1 + WORTH)
+
+
+def compute_bound(
+    measurements: Measurements, run: RunInfo, step: float, lost: Sequence[LedgerCause] = ()
+) -> str:
+    """The sentence for a run that is compute-bound, with what of its compute is ``lost``, and to what."""
+    compute = number(measurements, compute_ms) or 0.0
+    share = format_percent(compute / step)
     exposed, reached = number(measurements, exposed_comm_ms), number(measurements, reached_frac)
     rate = "" if reached is None else f" at {format_percent(reached)} of what this GPU reaches"
+    if lost and compute:
+        alone = (run.world_size or 1) == 1 or exposed is None or exposed >= WORTH * step
+        hidden = "" if alone else ", communication is hidden"
+        parts = [f"{format_percent(min(one.share_ms / compute, 1.0))}" for one in lost]
+        parts[0] += " of the compute is lost"
+        said = ", ".join(f"{part} to {one.words}" for part, one in zip(parts, lost, strict=True))
+        return f"Compute-bound{rate} ({format_ms(compute)} of the {format_ms(step)} step{hidden}): {said}."
     if (run.world_size or 1) > 1 and exposed is not None:
         return (
             f"Compute-bound{rate}: the GPUs are busy for {share} of the {format_ms(step)} step, and "

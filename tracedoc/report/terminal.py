@@ -334,11 +334,11 @@ def _units(console: Console, view: View) -> None:
 
 
 def _top(console: Console, view: View, *, most: int) -> None:
-    """Show the kernels and the collectives that take most time of the analysed step."""
+    """Show the kernels that lose most time of the analysed step, and the collectives that take most."""
     detail = view.diagnosis.detail
     kernels = kernel_table(detail.kernels)
     if kernels is not None:
-        _cells(console, "Kernels", kernels.first(most), "of the analysed step, with most time first")
+        _cells(console, "Kernels", kernels.first(most), "of the analysed step, those that lose most first")
         console.print()
     collectives = collective_table(detail.collectives)
     if collectives is not None:

@@ -350,7 +350,9 @@ def _run_line(diagnosis: Diagnosis) -> str:
     parts.append(_strategy(run))
     parts.append(f"{_count(run.steps_judged, 'step')} analysed" if run.steps_judged else "no complete step")
     if (mfu := diagnosis.number("mfu_frac")) is not None:
-        parts.append(f"{format_percent(mfu)} MFU")
+        hfu = diagnosis.number("hfu_frac") or mfu
+        again = f" ({format_percent(hfu)} HFU)" if format_percent(hfu) != format_percent(mfu) else ""
+        parts.append(f"{format_percent(mfu)} MFU{again}")
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
     return ", ".join(part for part in parts if part)

@@ -83,6 +83,7 @@ class Waste(IntEnum):
     FP32 = 3  # on tensor cores
     SHAPES = 4  # with sizes that fit the tiles of matrix kernels
     FUSION = 5  # in one kernel for several that follow each other
+    LOSS = 6  # with logits that are read and written once
 
 
 class Cause(IntEnum):

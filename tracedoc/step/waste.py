@@ -26,6 +26,25 @@ Mask = npt.NDArray[np.bool_]
 _LAYOUT = re.compile(r"(?i)nchwTo|nhwcTo|batched_transpose")
 """Kernels by which convolutions change the order of their tensors."""
 
+_CONTIGUOUS = "aten::contiguous"
+
+_LOSS = frozenset(
+    {
+        "aten::cross_entropy_loss",
+        "aten::_log_softmax",
+        "aten::_log_softmax_backward_data",
+        "aten::nll_loss_forward",
+        "aten::nll_loss_backward",
+        "aten::nll_loss2d_forward",
+        "aten::nll_loss2d_backward",
+    }
+)
+"""Operators of a cross entropy, and of its backward pass."""
+
+LOSS_AGAIN = 1 / 2
+"""Of a cross entropy, what a fused one saves. Log-softmax reads and writes the logits; the backward pass
+writes rows of zeros, reads two tensors and writes the gradient: six times. Fused it is three times."""
+
 _CHAINED = (
     KernelCategory.ELEMENTWISE,
     KernelCategory.NORMALISATION,
@@ -112,7 +131,8 @@ def _waste_of(timeline: RankTimeline, device: Lined) -> WasteTable:
         Waste.ATTENTION: np.where(
             launched_within(trace, attention_parts(trace), device.launch_rows), 1.0, 0.0
         ),
-        Waste.LAYOUT: np.where(kernels & trace.named_among(device.rows, is_reordering), 1.0, 0.0),
+        Waste.LAYOUT: _reordered(trace, device),
+        Waste.LOSS: np.where(launched_within(trace, _losses(trace), device.launch_rows), LOSS_AGAIN, 0.0),
         Waste.FP32: _plain(timeline, device, kernels),
         Waste.SHAPES: _misfit(timeline, device),
         Waste.FUSION: _chains(timeline, device, kernels),
@@ -122,6 +142,23 @@ def _waste_of(timeline: RankTimeline, device: Lined) -> WasteTable:
         mine = (why == Waste.NONE) & (part > 0) & device.computes
         why[mine], share[mine] = waste, part[mine]
     return WasteTable(why, np.rint(share * length).astype(np.int64))
+
+
+def _reordered(trace: Trace, device: Lined) -> npt.NDArray[np.float64]:
+    """All of what kernels take that only reorder a tensor: for a convolution, or to make it contiguous."""
+    calls = trace.rows_named(_CONTIGUOUS.__eq__, Kind.CPU_OP)
+    copied = launched_within(
+        trace, (trace.ts_ns[calls], trace.end_ns[calls], trace.thread[calls]), device.launch_rows
+    )
+    return np.where(copied | trace.named_among(device.rows, is_reordering), 1.0, 0.0)
+
+
+def _losses(trace: Trace) -> HostParts:
+    """The host's time in operators of a cross entropy that is not fused, in both passes."""
+    rows = trace.rows_named(_LOSS.__contains__, Kind.CPU_OP)
+    if not trace.named_among(rows, lambda name: "nll_loss" in name).any():
+        rows = rows[:0]  # a log-softmax for something else
+    return trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows]
 
 
 def with_waste(program: RankProgram, table: WasteTable, events: npt.NDArray[np.intp]) -> RankProgram:
@@ -140,7 +177,7 @@ def is_reordering(name: str) -> bool:
     return _LAYOUT.search(name) is not None
 
 
-AttentionParts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.integer]]
+HostParts = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.integer]]
 """Stretches of the host's time: starts, ends, and threads."""
 
 _BATCHED = frozenset({"aten::bmm", "aten::baddbmm", "aten::baddbmm_", "aten::bmm.out"})
@@ -156,7 +193,7 @@ ATTENTION_OPERATORS = _BATCHED | _SINGLE | _SOFTMAX
 """Operators by which attention in parts is known."""
 
 
-def attention_parts(trace: Trace) -> AttentionParts:
+def attention_parts(trace: Trace) -> HostParts:
     """The host's time between the first and the second product of each attention that is not fused.
 
     An attention is a softmax whose nearest matrix products on its thread are both batched.
@@ -176,7 +213,7 @@ def attention_parts(trace: Trace) -> AttentionParts:
     return trace.end_ns[rows[chosen - 1]], trace.ts_ns[rows[chosen + 1]], thread[chosen]
 
 
-def launched_within(trace: Trace, parts: AttentionParts, calls: Rows) -> Mask:
+def launched_within(trace: Trace, parts: HostParts, calls: Rows) -> Mask:
     """Which calls of the host are made within some stretches; ``NO_ROW`` is none."""
     starts, ends, threads = parts
     inside = np.zeros(calls.size, dtype=bool)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.timeline.activity import COMPUTE, GpuEvents
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
@@ -12,6 +15,7 @@ from tracedoc.timeline.operator_work import Work, formula_of, work_of
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.kernels import MATRIX, matrix_format
+from tracedoc.trace.vocabulary import dtype_bytes
 
 Floats = npt.NDArray[np.float64]
 
@@ -20,7 +24,8 @@ class OperatorWork(msgspec.Struct, frozen=True, eq=False):
     """The calls of operators whose work is known, in time order, but for those that hold such calls.
 
     ``flops`` and ``nbytes`` are those of :class:`Work` (NaN where bytes are not known), ``is_matrix`` tells
-    products, convolutions and attention, ``misfit`` those whose sizes fit no tile.
+    products, convolutions and attention, ``misfit`` those whose sizes fit no tile, and ``moved`` is how many
+    elements pass in a call on lists of tensors, else 0.
     """
 
     rows: Rows
@@ -28,6 +33,7 @@ class OperatorWork(msgspec.Struct, frozen=True, eq=False):
     nbytes: Floats
     is_matrix: npt.NDArray[np.bool_]
     misfit: npt.NDArray[np.bool_]
+    moved: Floats
 
     def flops_between(self, trace: Trace, start_ns: int, end_ns: int) -> float:
         """The operations of products, convolutions and attention called in ``[start_ns, end_ns)``."""
@@ -84,7 +90,33 @@ def kernel_work(trace: Trace, events: GpuEvents, device: int | None) -> KernelWo
         has_one = np.bincount(place, weights=multiplies, minlength=operators.rows.size)[place] > 0
         weight[operators.is_matrix[place] & has_one & ~multiplies] = 0.0
         share[known] = weight / np.bincount(place, weights=weight, minlength=operators.rows.size)[place]
+        operators = _with_types_of_lists(trace, operators, place, rows[known])
     return KernelWork(rows, operator, share, operators)
+
+
+_LIST_TYPES = re.compile(r"Functor\w*<([a-z][\w:]*)(?:, ([a-z][\w:]*))?")
+"""The types that a kernel for lists of tensors is named after: ``FusedAdamMathFunctor<float, 4, ...>``, and
+both of a copy, ``CopyFunctor<c10::BFloat16, float, 2, 1, 1>``."""
+
+
+def _with_types_of_lists(trace: Trace, operators: OperatorWork, place: Rows, kernels: Rows) -> OperatorWork:
+    """Operators with the bytes of calls on lists, by the types that their kernels are named after."""
+    untyped = (operators.moved > 0) & np.isnan(operators.nbytes)
+    if not untyped.any():
+        return operators
+    nbytes, of_list = operators.nbytes.copy(), np.flatnonzero(untyped[place])
+    sizes = {name: _list_bytes(trace.names[name]) for name in distinct(trace.name[kernels[of_list]]).tolist()}
+    for one in of_list.tolist():
+        nbytes[place[one]] = operators.moved[place[one]] * sizes[int(trace.name[kernels[one]])]
+    return replace(operators, nbytes=nbytes)
+
+
+def _list_bytes(kernel: str) -> float:
+    """Bytes of an element by the name of a kernel for lists, of a copy the mean; NaN where it has none."""
+    found = _LIST_TYPES.search(kernel)
+    types = [one for one in found.groups() if one] if found else []
+    sizes = [size for one in types if (size := dtype_bytes(one)) is not None]
+    return sum(sizes) / len(sizes) if sizes else np.nan
 
 
 def _multiplies(trace: Trace, events: GpuEvents, rows: Rows) -> npt.NDArray[np.bool_]:
@@ -110,12 +142,13 @@ def operator_work(trace: Trace) -> OperatorWork:
     nbytes = np.array([np.nan if one.nbytes is None else one.nbytes for one in found])[alike]
     is_matrix = np.array([one.is_matrix for one in found], dtype=bool)[alike]
     misfit = np.array([one.misfit for one in found], dtype=bool)[alike]
+    moved = np.array([one.moved for one in found])[alike]
     known = ~np.isnan(flops)
     kept = np.zeros(rows.size, dtype=bool)
     for layer in (known & is_matrix, known & ~is_matrix):
         places = np.flatnonzero(layer)
         kept[places[_innermost(trace, rows[places])]] = True
-    return OperatorWork(rows[kept], flops[kept], nbytes[kept], is_matrix[kept], misfit[kept])
+    return OperatorWork(rows[kept], flops[kept], nbytes[kept], is_matrix[kept], misfit[kept], moved[kept])
 
 
 _UNKNOWN = Work(np.nan, None)

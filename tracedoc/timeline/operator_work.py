@@ -27,13 +27,15 @@ class Work(msgspec.Struct, frozen=True):
     attention, of which 2 M N K operations count: a multiplication and an addition. A causal mask does not
     lessen those of attention. All else counts one operation for each arithmetic step and element, a function
     (exp, rsqrt) as one. A product is a ``misfit`` where a size of its matrices in 16 bits is no multiple
-    of 8: tensor cores load 16 bytes at once.
+    of 8: tensor cores load 16 bytes at once. ``moved`` is how many elements pass, of lists of tensors alone:
+    the profiler records no types of these, but their kernels are named after them.
     """
 
     flops: float
     nbytes: float | None
     is_matrix: bool = False
     misfit: bool = False
+    moved: float = 0.0
 
 
 class Tensor(msgspec.Struct, frozen=True):
@@ -353,7 +355,8 @@ def _lists(steps: float, reads: int, writes: int) -> Formula:
         if not isinstance(first, tuple) or not first:
             return None
         elements = float(sum(one.elements for one in first))
-        return Work(steps * elements, _moved((elements * (reads + writes), first[0].size)))
+        moved = elements * (reads + writes)
+        return Work(steps * elements, _moved((moved, first[0].size)), moved=moved)
 
     return count
 

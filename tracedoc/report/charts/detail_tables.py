@@ -247,7 +247,7 @@ _WRAPPERS = frozenset({"AUnaryFunctor", "BUnaryFunctor", "BinaryFunctor", "Unary
 
 
 def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
-    """The kernels of the analysed step by name, with most time first; ``None`` without any."""
+    """The kernels of the analysed step by name, in the order of :func:`_by_loss`; ``None`` without any."""
     total = sum(row.time_ms for row in rows)
     columns: list[Column[KernelRow]] = [
         ("Kernel", False, lambda row: short_name(row.name)),
@@ -262,9 +262,12 @@ def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
             ("GB/s", True, lambda row: "" if row.gbps is None else three_digits(row.gbps)),
             ("Lost", True, lambda row: "" if row.lost_ms is None else format_ms(row.lost_ms)),
         ]
-    return _table(
-        "Shares are of the time of all kernels", columns, sorted(rows, key=lambda row: -row.time_ms)
-    )
+    return _table("Shares are of the time of all kernels", columns, sorted(rows, key=_by_loss))
+
+
+def _by_loss(row: KernelRow) -> tuple[float, float]:
+    """Sorts kernels by the time that they lose, then by the time that they take."""
+    return -(row.lost_ms or 0.0), -row.time_ms
 
 
 class NamedKernel(msgspec.Struct, frozen=True):
@@ -283,7 +286,7 @@ class NamedKernel(msgspec.Struct, frozen=True):
 
 
 class KernelGroup(msgspec.Struct, frozen=True):
-    """All listed kernels of a category, those with most time first; ``percent`` is the share as a number."""
+    """All listed kernels of a category, those that lose most first; ``percent`` is the share as a number."""
 
     category: str
     calls: int
@@ -294,7 +297,7 @@ class KernelGroup(msgspec.Struct, frozen=True):
 
 
 def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
-    """Return the categories of the kernels, those with most time first.
+    """Return the categories of the kernels, those that lose most first, then those with most time.
 
     Shares are of the summed time of all rows, communication with them.
     """
@@ -303,7 +306,7 @@ def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
     for row in rows:
         by_category.setdefault(row.category, []).append(row)
     groups = []
-    for category, mine in sorted(by_category.items(), key=lambda item: -sum(row.time_ms for row in item[1])):
+    for category, mine in sorted(by_category.items(), key=lambda item: _category_by_loss(item[1])):
         time_ms = sum(row.time_ms for row in mine)
         groups.append(
             KernelGroup(
@@ -321,11 +324,16 @@ def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
                         _share(row.time_ms, total),
                         "" if row.lost_ms is None else format_ms(row.lost_ms),
                     )
-                    for row in sorted(mine, key=lambda row: -row.time_ms)
+                    for row in sorted(mine, key=_by_loss)
                 ),
             )
         )
     return tuple(groups)
+
+
+def _category_by_loss(rows: Sequence[KernelRow]) -> tuple[float, float]:
+    """The same for all kernels of a category."""
+    return -sum(row.lost_ms or 0.0 for row in rows), -sum(row.time_ms for row in rows)
 
 
 def short_name(name: str) -> str:

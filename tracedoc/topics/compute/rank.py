@@ -15,9 +15,10 @@ from tracedoc.step.kernels.times import judged_kernels, kernel_times
 from tracedoc.step.program import Waste
 from tracedoc.step.waste import (
     ATTENTION_OPERATORS,
-    AttentionParts,
+    HostParts,
     attention_parts,
     is_plain,
+    is_reordering,
     judged_waste_ms,
     launched_within,
 )
@@ -202,8 +203,29 @@ def fusable_ms(timeline: RankTimeline) -> Value:
 
 @rank_fact(unit="ms", needs=("gpu", "kernels"))
 def layout_ms(timeline: RankTimeline) -> Value:
-    """Summed time of the median step's kernels that reorder tensors for convolutions, and back."""
+    """Summed time of the median step's kernels that only reorder tensors.
+
+    That is for convolutions, and back, and copies that ``contiguous`` makes.
+    """
     return judged_waste_ms(timeline, Waste.LAYOUT)
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
+def loss_ms(timeline: RankTimeline) -> Value:
+    """What the median step's cross entropy would save if it were fused: half of its kernels' time.
+
+    Counted are kernels that log-softmax, NLL loss and what is around them launch, in both passes. They read
+    and write the logits six times, a fused one three times.
+    """
+    return judged_waste_ms(timeline, Waste.LOSS)
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels"))
+def convolution_layout_ms(timeline: RankTimeline) -> Value:
+    """Summed time of the median step's kernels that reorder tensors for convolutions, and back, by name."""
+    rows = judged_kernels(timeline)
+    chosen = rows[timeline.trace.named_among(rows, is_reordering)]
+    return int(timeline.trace.dur_ns[chosen].sum()) / 1e6
 
 
 @rank_fact(unit="ms", needs=("gpu", "kernels", "shapes", "launches"))
@@ -345,7 +367,7 @@ def unfused_attention_ms(timeline: RankTimeline) -> Spans | Unknown:
     return Spans.of(events.start_ns[mine], events.end_ns[mine]).clip(window.start_ns, window.end_ns)
 
 
-def _parts(timeline: RankTimeline) -> AttentionParts | Unknown:
+def _parts(timeline: RankTimeline) -> HostParts | Unknown:
     """The attentions in parts of the analysed step."""
     step = timeline.judged_host_step
     if step is None:

@@ -20,9 +20,10 @@ GROUPS = {
 
 WASTES = {
     "attention": (Waste.ATTENTION, 0.0),
-    "layout": (Waste.LAYOUT, 0.0),
+    "layout": (Waste.LAYOUT, 0.5),
     "fp32": (Waste.FP32, 0.0),
     "shapes": (Waste.SHAPES, 0.5),
+    "loss": (Waste.LOSS, 0.5),
     "fusion": (Waste.FUSION, 0.5),
 }
 """How the same could be computed in less time, and by which share the time that goes may be more or less."""
