@@ -50,12 +50,14 @@ AGAIN = "starts a job again and again; tests/trials does so with a small one"
 RUNNING = "asks a job that runs; tests/running does so"
 OTHER_TOOL = "asks HolisticTraceAnalysis; tests/differential/test_cross_check.py runs it"
 PACKAGES = "asks a package index; test_packaging.py builds and installs the wheel"
+PYARROW = "needs pyarrow; tests/step/test_kernel_times.py has it"
 EXTRAS = ("dask", "hta", "mcp", "mpi", "parquet", "remote")
 CI = ("test", "wheel", "shipped", "lint", "oldest", "newest", "docs")
 NOT_RUN = {
     **dict.fromkeys((f"make {name}" for name in CI), BY_CI),
     **dict.fromkeys((f"make {name}" for name in ("soak", "mutate", "pythons")), LASTS),
     **dict.fromkeys((f"make bench{name}" for name in ("", "-plan", "-replay", "-truth", "-try")), LASTS),
+    "tracedoc kernels runs/a -f parquet > kernels.parquet": PYARROW,
     "tracedoc try RUN": AGAIN,
     "tracedoc try runs/a": AGAIN,
     'tracedoc try runs/a "DataLoader(num_workers=4)" "OMP_NUM_THREADS=2" "DDP(static_graph=True)"': AGAIN,
