@@ -37,7 +37,7 @@ def parquet(rows: Sequence[Struct]) -> bytes:
     try:
         content: bytes = pandas.DataFrame(map(asdict, rows)).to_parquet(engine="pyarrow", index=False)
     except ImportError:
-        raise InputError("Parquet needs pyarrow", 'pip install "tracedoc[parquet]"') from None
+        raise InputError("Parquet needs pyarrow", 'pip install ".[parquet]"') from None
     return content
 
 

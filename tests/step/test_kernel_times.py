@@ -157,7 +157,7 @@ def test_parquet_names_the_package_that_it_needs(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     result = CliRunner().invoke(main, ["kernels", str(run_of_three_steps), "-f", "parquet"])
     assert result.exit_code == 2
-    assert 'pip install "tracedoc[parquet]"' in result.output
+    assert 'pip install ".[parquet]"' in result.output
 
 
 def test_text_says_what_is_lost(run_of_three_steps: Path) -> None:
