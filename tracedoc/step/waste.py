@@ -100,9 +100,16 @@ def find_waste(timeline: RankTimeline, device: DeviceEvents) -> WasteTable:
 
 def judged_waste_ms(timeline: RankTimeline, waste: Waste) -> float:
     """What the kernels of the analysed step would save in one way, in ms of their summed time."""
+    if "waste" not in timeline.kept:
+        timeline.kept["waste"] = _judged_waste(timeline)
+    table: WasteTable = timeline.kept["waste"]
+    return int(table.ns[table.why == waste].sum()) / 1e6
+
+
+def _judged_waste(timeline: RankTimeline) -> WasteTable:
     window, device = timeline.judged, timeline.events.device == timeline.device
     if window is None:
-        return 0.0
+        return WasteTable(np.empty(0, dtype=np.uint8), np.empty(0, dtype=np.int64))
     starts = timeline.events.start_ns
     mine = np.flatnonzero(device & (starts >= window.start_ns) & (starts < window.end_ns))
     events, phases = timeline.events, timeline.phases
@@ -110,7 +117,7 @@ def judged_waste_ms(timeline: RankTimeline, waste: Waste) -> float:
     before = np.full(mine.size, -1, dtype=np.int64)
     same = events.stream[mine[order[1:]]] == events.stream[mine[order[:-1]]]
     before[order[1:][same]] = order[:-1][same]
-    table = _waste_of(
+    return _waste_of(
         timeline,
         Lined(
             rows=events.rows[mine],
@@ -121,7 +128,6 @@ def judged_waste_ms(timeline: RankTimeline, waste: Waste) -> float:
             computes=events.kernels[mine] & (events.classes[mine] == COMPUTE),
         ),
     )
-    return int(table.ns[table.why == waste].sum()) / 1e6
 
 
 def _waste_of(timeline: RankTimeline, device: Lined) -> WasteTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -77,6 +78,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     ends before the capture did, or lacks kernels, so that only complete steps are known, and analysed.
     ``positions`` are those of steps in ``host.steps``, by number; ``launching_threads`` are the host threads
     that launch kernels. ``work`` is what kernels compute and move, ``None`` where it could not be told.
+    ``kept`` caches what several facts are made of.
     """
 
     trace: Trace
@@ -106,6 +108,7 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
     launching_threads: npt.NDArray[np.int32] = msgspec.field(
         default_factory=lambda: np.empty(0, dtype=np.int32)
     )
+    kept: dict[str, Any] = msgspec.field(default_factory=dict)
 
     @property
     def complete_windows(self) -> tuple[Window, ...]:
