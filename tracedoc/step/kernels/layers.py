@@ -14,7 +14,7 @@ from tracedoc.trace.kernels import MATRIX
 OUTSIDE = -1
 """Stands for a kernel that is in no layer."""
 
-FEWEST_LAYERS, FEWEST_PRODUCTS = 3, 2
+FEWEST_REPEATS, FEWEST_PRODUCTS = 3, 2
 """So many layers make a stack, and so many products a layer: fewer repeat by chance."""
 
 MOST_PRODUCTS = 1024
@@ -61,7 +61,7 @@ def repeated(what: npt.NDArray[np.integer]) -> Int64Array:
     repetitions they begin anew, as for each micro-batch.
     """
     best, span, period = [(0, 0)], 0, 1
-    for length in range(FEWEST_PRODUCTS, min(what.size // FEWEST_LAYERS, MOST_PRODUCTS) + 1):
+    for length in range(FEWEST_PRODUCTS, min(what.size // FEWEST_REPEATS, MOST_PRODUCTS) + 1):
         runs = _runs(what, length)
         longest = max((count * length for _, count in runs), default=0)
         if longest > span:
@@ -77,4 +77,4 @@ def _runs(what: npt.NDArray[np.integer], length: int) -> list[tuple[int, int]]:
     alike = np.concatenate(([False], what[length:] == what[:-length], [False]))
     begin, end = np.flatnonzero(alike[1:] != alike[:-1]).reshape(-1, 2).T
     count = (end - begin) // length + 1
-    return [(int(begin[one]), int(count[one])) for one in np.flatnonzero(count >= FEWEST_LAYERS)]
+    return [(int(begin[one]), int(count[one])) for one in np.flatnonzero(count >= FEWEST_REPEATS)]
