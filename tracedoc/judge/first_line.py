@@ -79,7 +79,11 @@ def summarise(
         said = [_cause(measurements, finding, step, first=finding is apart[0]) for finding in apart]
         if inside:
             said.insert(0, compute_bound(measurements, run, step, lost))
-        sentences = [*said, outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step)]
+        sentences = [
+            *said,
+            _inherent(named, ledger),
+            outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step),
+        ]
     elif rules_left_out:
         judged = len(judgement.verdicts)
         which = f"{judged} of {judged + rules_left_out} rules judged"
@@ -132,11 +136,20 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
     if costs and first:
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-    alone = alone_words(finding.cost_ms, finding.alone_ms) if finding.cost_ms is not None else ""
-    costs += alone and f"; {alone}"
+    if finding.cost_ms is not None and (finding.alone_ms or 0.0) < finding.cost_ms:
+        alone = alone_words(finding.cost_ms, finding.alone_ms)
+        costs += alone and f"; {alone}"
     name = finding.title.partition(": ")[0] + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
     return f"{told}{_place(measurements, finding)}."
+
+
+def _inherent(named: Sequence[Finding], ledger: Ledger | None) -> str:
+    """What the strategy itself costs, where that is the most and no finding that is named; else ""."""
+    largest = ledger.causes[0] if ledger is not None and ledger.causes else None
+    if largest is None or largest.id not in INHERENT or {one.rule_id for one in named} & {*largest.told_by}:
+        return ""
+    return f"{largest.words[0].upper()}{largest.words[1:]} takes {format_ms(largest.share_ms)} more."
 
 
 def _place(measurements: Measurements, finding: Finding) -> str:

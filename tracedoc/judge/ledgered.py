@@ -10,14 +10,14 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import WARNING_SHARE, Judgement, severity_by_share, standing_for
+from tracedoc.judge.overlaps import alone_ms_of, overlap_words, same_time
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import before_full_stop
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range
+from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.predicted import LEAST_SHARE, as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
-from tracedoc.whatif.ledger import alone_of
 
 WORTH = 0.02
 """A cause below this share of the step is not told: runs of one job differ by as much."""
@@ -36,7 +36,7 @@ MOSTLY_WARM_UP = 0.5
 """Of a step that is warm-up for more than this share nothing else is told: later ones are not like it."""
 
 INHERENT = ("pipeline.bubble",)
-"""Causes that a training strategy has by itself: told, but never a warning, and behind other notes."""
+"""Causes that a training strategy has by itself: told, but never a warning."""
 
 BY_DEFAULT = ("compute.fusion",)
 """Causes that every script has which is not compiled: a level less severe than what they cost."""
@@ -61,10 +61,6 @@ TOPIC_OF_FAMILY = {
 COVERED = 0.5
 """A finding gives way where others tell at least this share of what its causes cost, and a cause is told
 where findings stand for at least this share of it."""
-
-
-MORE = 0.1
-"""A limit behind another is told where mending both saves more than one by this share of what it costs."""
 
 
 class _Claim(msgspec.Struct, frozen=True):
@@ -231,9 +227,11 @@ def concluded(
         # What saves nothing alone is told where its partner's share makes it a warning.
         least = WORTH if cause.alone_ms[1] >= LEAST_SHARE * ledger.step_ms else WARNING_SHARE
         if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:
+            if same := same_time(cause, claimed.told):
+                claimed.told[cause.id] = same
+                continue
             claimed.told[cause.id] = [cause.id]
-            share = 0.0 if cause.id in INHERENT else cause.share_ms
-            priced.append(_Priced(_plain(cause, ledger, measurements, judgement), share, plain=True))
+            priced.append(_Priced(_plain(cause, ledger, measurements, judgement), cause.share_ms, plain=True))
     priced.sort(key=lambda one: one.order)
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
@@ -284,7 +282,7 @@ def _heard(
     if _beyond(rule):
         claimed.take(claim, left)
         return _Priced(finding, claim.size_ms, claim.conditions)
-    alone = _alone_ms(claim.causes, measurements)
+    alone = alone_ms_of(claim.causes, measurements)
     # Of causes either of which gives all, each has half of the share.
     if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
         costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
@@ -298,15 +296,15 @@ def _heard(
     mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
     most_ms = alone[2]
     if mine != claim.causes:
-        alone = _alone_ms(mine, measurements)
+        alone = alone_ms_of(mine, measurements)
     share = claimed.take(claim, left)
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     likely = gain.likely_ms if gain is not None else None
     kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
     kept = _on_every_rank(kept, mine, measurements)
-    kept = replace(kept, message=kept.message + _hidden(mine, measurements))
-    return _Priced(kept, 0.0 if all(one.id in INHERENT for one in mine) else share, claim.conditions)
+    kept = replace(kept, message=kept.message + overlap_words(mine, measurements))
+    return _Priced(kept, share, claim.conditions)
 
 
 def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
@@ -371,14 +369,6 @@ def _in_place(finding: Finding, dropped: Mapping[str, _Dropped], rules: Mapping[
     return replace(finding, in_place_of=tuple(one for one in behind if rules[one].status == "stable"))
 
 
-def _alone_ms(causes: Sequence[LedgerCause], measurements: Measurements) -> Range:
-    """How much shorter the step is without these causes together: low, likely and high, in ms."""
-    if len(causes) == 1:
-        return causes[0].alone_ms
-    found = alone_of(measurements.run, tuple(one.id for one in causes)) if causes else None
-    return found or (0.0, 0.0, 0.0)
-
-
 def _severity(
     rule: Rule | None,
     causes: Sequence[LedgerCause],
@@ -416,19 +406,19 @@ def _severity(
 def _gain(
     claim: _Claim, alone_ms: Range, most_ms: float, ledger: Ledger, measurements: Measurements
 ) -> Gain | None:
-    """What the causes of a finding give; of a part of them its rule's bound.
+    """What the causes of a finding give; of a part of them, where it is less than they are, its rule's bound.
 
     At most it is what all that it names gives, ``most_ms``, whoever tells that. On CPUs a part is as its rule
     bounds it over all ranks: the analysed step is one of many that differ.
     """
     gain = claim.finding.gain
-    if not claim.rule.cause:
+    if not claim.rule.cause and claim.size_ms < sum(one.share_ms for one in claim.causes):
         if gain is None or measurements.is_cpu:
             return gain
         return replace(gain, high_ms=min(gain.high_ms, most_ms))
     if claim.rule.part_of:
         most_ms = min(
-            most_ms, max(_alone_ms(_named(claim.rule.cause, ledger), measurements)[2], claim.size_ms)
+            most_ms, max(alone_ms_of(_named(claim.rule.cause, ledger), measurements)[2], claim.size_ms)
         )
     low, likely, _ = alone_ms
     within = (min(low, most_ms), min(likely, most_ms), most_ms)
@@ -439,26 +429,6 @@ def _of_causes(alone_ms: Range, assumptions: tuple[str, ...] = ()) -> Gain:
     """What causes give together."""
     low, likely, high = alone_ms
     return Gain(low, high, "ledger", assumptions, likely)
-
-
-def _hidden(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
-    """What is said of causes the largest of which another hides, which is none of these: what all give."""
-    largest = max(causes, key=lambda one: one.share_ms, default=None)
-    mine = tuple(one.id for one in causes)
-    if largest is None or not largest.partner or largest.partner in mine:
-        return ""
-    both = alone_of(measurements.run, (*mine, largest.partner))
-    if both is None:
-        return ""
-    alone = _alone_ms(causes, measurements)[1]
-    if both[1] - alone < MORE * largest.share_ms:
-        return ""
-    partner = CAUSE_WORDS.get(largest.partner, largest.partner)
-    saves = format_ms(alone) if alone > 0 else "nothing"
-    return (
-        f" Another limit takes about as long at the same time ({partner}): removing only this saves {saves},"
-        f" both {format_ms(both[1])}."
-    )
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judgement: Judgement) -> Finding:
@@ -482,7 +452,8 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
         severity=_severity(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
         confidence=confidence,
         title=words,
-        message=(shown or f"{words}{f' ({where})' if where else ''}.") + _hidden((cause,), measurements),
+        message=(shown or f"{words}{f' ({where})' if where else ''}.")
+        + overlap_words((cause,), measurements),
         why=rule.why if rule else "",
         topic=TOPIC_OF_FAMILY[cause.id.partition(".")[0]],
         ranks=cause.ranks or measurements.ranks,

@@ -199,8 +199,8 @@ def make_plan(
     ``alone`` are the predictions of all changes of these findings that can be made; today's step takes
     ``of_ms``.
 
-    Of the fixes of one finding, and of fixes that change the same, one is taken. The next is the one with
-    the largest likely gain after those before; the plan ends where none gives a hundredth of the step.
+    Of the fixes of one finding, and of fixes that change the same, one is taken. The next is the one that
+    saves most at the least after those before; the plan ends where none likely gives a hundredth of the step.
     """
     candidates = {place: one for place, one in _requests(findings).items() if one.name not in NOT_PLANNED}
     titles = {(finding.id, n): fix.title for finding in findings for n, fix in enumerate(finding.fixes)}
@@ -214,8 +214,10 @@ def make_plan(
             if chosen
             else {text: alone[text] for text in distinct if text in alone}
         )
-        best = max(found, key=lambda text: found[text].gain_ms[1], default=None)
-        if best is None or found[best].gain_ms[1] - saved[1] < LEAST_SHARE * replay.step_ms:
+        least = saved[1] + LEAST_SHARE * replay.step_ms
+        worth = [text for text, one in found.items() if one.gain_ms[1] >= least]
+        best = max(worth, key=lambda text: found[text].gain_ms[:2], default=None)
+        if best is None:
             break
         place = next(place for place, one in candidates.items() if str(one) == best)
         gain_ms = found[best].gain_ms

@@ -25,10 +25,11 @@ from tracedoc.diagnosis import (
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
+from tracedoc.ledger import Ledger
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
-from tracedoc.report.words import cost_text, gain_text, played_text
+from tracedoc.report.words import WITHOUT, cost_text, gain_text, played_text
 from tracedoc.units import (
     format_count,
     format_ms,
@@ -153,7 +154,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         segments=_with_copies(segments(budget, on_cpu=diagnosis.run.device == "CPU"), diagnosis)
         if budget
         else (),
-        overlap=_overlap(budget) if budget else "",
+        overlap=_overlap(budget, diagnosis.ledger) if budget else "",
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
         outcomes=_outcomes(diagnosis, {one.rule_id for one in ordered if is_guard(one)}),
@@ -164,15 +165,19 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
 def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Iterator[str]:
     """What is said beside a plan of the first fixes of warnings that it is without."""
     planned = {one.fix.rpartition("/")[0] for one in plan}
+    told: dict[str, list[FindingView]] = {}
     for item in findings if plan else ():
-        fix = item.fixes[0] if item.fixes else None
-        if fix is None or item.finding.severity == "note" or item.finding.id in planned:
-            continue
-        what = f"{fix.title} (finding {item.number})"
+        if item.fixes and item.finding.severity != "note" and item.finding.id not in planned:
+            told.setdefault(item.fixes[0].title, []).append(item)
+    for title, items in told.items():
+        item, fix = items[0], items[0].fixes[0]
+        numbers = format_ranges([one.number for one in items])
+        what = f"{title} ({'finding' if len(items) == 1 else 'findings'} {numbers})"
         if fix.replays.partition(" ")[0] in NOT_PLANNED:
             yield f"{what}: not planned, as it changes the batch or the precision"
         elif fix.predicted is None:
-            yield f"{what}: not replayed{item.gain and f'; {item.gain}'}"
+            whole = f"; without all of finding {item.number}: {item.gain.removesuffix(WITHOUT)}"
+            yield f"{what}: not replayed{item.gain and whole}"
         elif len(plan) < LONGEST_PLAN:
             yield f"{what}: saves less than {format_percent(LEAST_SHARE)} more after these"
 
@@ -386,7 +391,12 @@ def _where(diagnosis: Diagnosis) -> str:
     return f"observed on rank {budget.at.rank}, {step}: {format_ms(budget.step_ms)}"
 
 
-def _overlap(budget: BudgetParts) -> str:
+MESSAGES = ("link.", "order.", "pipeline.transfer")
+"""How the ids of causes of exposed communication begin."""
+
+
+def _overlap(budget: BudgetParts, ledger: Ledger | None) -> str:
+    """How much communication compute hides, and would hide if other causes did not keep it from that."""
     if budget.comm_ms <= 0 or budget.overlap_frac is None:
         return ""
     text = (
@@ -396,6 +406,11 @@ def _overlap(budget: BudgetParts) -> str:
     if budget.blocking_comm_ms is not None:
         held = format_ms(budget.blocking_comm_ms) if budget.blocking_comm_ms > 0 else "none of it"
         text += f"; {held} blocks compute"
+    causes = ledger.causes if ledger is not None else ()
+    costs_ms = sum(one.share_ms for one in causes if one.id.startswith(MESSAGES))
+    hides_ms = budget.exposed_comm_unsplit_ms + budget.exposed_transfer_ms - costs_ms
+    if causes and hides_ms > LEAST_SHARE * budget.step_ms:
+        text += f"; {format_ms(hides_ms)} more would hide there without the other causes"
     return text
 
 

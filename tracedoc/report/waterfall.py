@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, Finding
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, alone_words
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, is_apart, saved_words
 from tracedoc.units import format_ms, format_percent, format_ranges
 
 LEAST_SHARE = 0.01
@@ -15,12 +15,16 @@ LEAST_SHARE = 0.01
 
 TODAY, IDEAL, UNTOLD = "today", "ideal", "untold"
 
+ALONE = "alone: what mending only this saves; causes that overlap save less, or each the same time"
+"""What the column of :attr:`WaterfallLine.alone` says."""
+
 
 class WaterfallLine(msgspec.Struct, frozen=True):
     """One line: its time, the share of today's step that it is, and the share at which its bar begins.
 
     ``key`` is :data:`TODAY` or :data:`IDEAL` for the two ends; of a cause it is the severity of the finding
     that tells it, or :data:`UNTOLD`. ``number`` is that of the finding, 0 for none; ``note`` says where.
+    ``alone`` is what mending only this cause saves, "" in a waterfall whose parts all say as much.
     """
 
     key: str
@@ -30,6 +34,7 @@ class WaterfallLine(msgspec.Struct, frozen=True):
     start: float = 0.0
     note: str = ""
     number: int = 0
+    alone: str = ""
 
     @property
     def percent(self) -> str:
@@ -43,6 +48,11 @@ class Waterfall(msgspec.Struct, frozen=True):
     lines: tuple[WaterfallLine, ...] = ()
     of: str = ""
     reason: str = ""
+
+    @property
+    def has_alone(self) -> bool:
+        """True where lines say what mending each cause alone saves."""
+        return any(line.alone for line in self.lines)
 
 
 def build_waterfall(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Waterfall | None:
@@ -70,6 +80,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLin
     large = [one for one in costly if one.share_ms >= LEAST_SHARE * step_ms]
     if len(costly) == len(large) + 1:
         large = costly
+    apart = any(is_apart(one.share_ms, one.alone_ms[1]) for one in large)
     for cause in large:
         left_ms -= cause.share_ms
         number = next((n for n, one in enumerate(findings, 1) if one.rule_id in cause.told_by), 0)
@@ -81,6 +92,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLin
             start=_share(left_ms, step_ms),
             note=cause_note(cause),
             number=number,
+            alone=saved_words(cause.alone_ms[1]) if apart else "",
         )
     small = costly[len(large) :]
     if small:
@@ -112,8 +124,7 @@ def cause_note(cause: LedgerCause) -> str:
         parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
     if cause.place:
         parts.append(cause.place)
-    if alone := alone_words(cause.share_ms, cause.alone_ms[1]):
-        other = cause.partner or cause.shared_with
-        how = f"{'hidden by' if cause.partner else 'shared with'} {CAUSE_WORDS.get(other, other)}: "
-        parts.append(f"{how if other else ''}{alone}")
+    other = cause.partner or cause.shared_with
+    if other and is_apart(cause.share_ms, cause.alone_ms[1]):
+        parts.append(f"{'hidden by' if cause.partner else 'shared with'} {CAUSE_WORDS.get(other, other)}")
     return "; ".join(parts)

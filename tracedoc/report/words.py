@@ -67,6 +67,10 @@ ABOUT = 0.03
 is told as what is saved: as a step it would read like today's."""
 
 
+WITHOUT = " without it"
+"""What ends a change of the step that is no fix, but the absence of what was found."""
+
+
 def cost_text(finding: Finding, step_ms: float | None) -> str:
     """What a finding's causes cost the step, in words; "" where the ledger has none of them."""
     if finding.cost_ms is None or not step_ms:
@@ -97,7 +101,7 @@ def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
             return f"saves about {format_ms(gain.likely_ms)} a step"
         after_ms = tuple(max(of_ms - ms, 0.0) for ms in (gain.high_ms, gain.likely_ms, gain.low_ms))
         change = format_step_change(of_ms, (after_ms[0], after_ms[1], after_ms[2]))
-        return change if gain.basis == "replay" else f"{change} without it"
+        return change if gain.basis == "replay" else f"{change}{WITHOUT}"
     high = format_ms(gain.high_ms)
     of = "a step" if gain.mean_step_ms is None else f"of the mean step of {format_ms(gain.mean_step_ms)}"
     if gain.low_ms <= 0:

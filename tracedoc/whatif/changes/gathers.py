@@ -121,9 +121,12 @@ def of_units(program: RunProgram, chosen: Mask) -> Mask:
 
 
 def pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
-    """Return the parts to move, and for each the one of its rank, stream and pass that comes before."""
+    """Return the parts to move, and for each the one of its rank, stream and pass that comes before.
+
+    Those whose call returns when they have ended stay: nothing of the rank runs beside them, however early.
+    """
     layout, joins = program.layout, program.layout.joins
-    mine = np.flatnonzero(chosen)
+    mine = np.flatnonzero(chosen & ~_held_up(program))
     event = joins.event[mine]
     backward = layout.event_part[event] != Phase.FORWARD
     key = layout.lane(event) * 2 + backward
@@ -133,6 +136,15 @@ def pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
         return mine[:0], mine[:0]
     same = key[ahead:] == key[:-ahead]
     return mine[ahead:][same], mine[:-ahead][same]
+
+
+def _held_up(program: RunProgram) -> Mask:
+    """Mask over parts: those for which the host waits as soon as it has issued them, as on CPUs."""
+    layout, joins = program.layout, program.layout.joins
+    awaited = np.full(layout.events, NONE, dtype=np.int64)
+    awaited[layout.cause_from[layout.to_host]] = layout.cause_to[layout.to_host]
+    point, wait = layout.point[joins.event], awaited[joins.event]
+    return np.asarray((point >= 0) & (wait == point + 1) & (program.lag[wait] <= 0) & layout.is_cpu)
 
 
 CHANGES = (

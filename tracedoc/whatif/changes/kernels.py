@@ -9,6 +9,7 @@ from tracedoc.step.program import Call, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter, of_scenario, scaled
 from tracedoc.whatif.changes.host import COMPILED_HOST, PASSES, paced_passes
+from tracedoc.whatif.changes.transfers import grow_with_batch, with_bytes
 
 GROUPS = {
     "matrix": (Group.MATRIX,),
@@ -66,16 +67,18 @@ def compile_model(program: RunProgram, arguments: Arguments) -> RunProgram | Not
 
 
 def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Do twice the work a step: kernels of both passes, copies of the batch, and its loading."""
+    """Do twice the work a step: kernels and copies of both passes, messages of samples, the next batch."""
     layout = program.layout
-    works = np.isin(layout.event_part, PASSES) & layout.computes
-    if not works.any():
+    passes = np.isin(layout.event_part, PASSES)
+    if not (passes & layout.computes).any():
         return NotApplicable(
             "the capture does not show which kernels belong to the forward and backward pass"
         )
+    works = passes & (layout.computes | (layout.group == Group.COPY_OTHER))
     dur = scaled(program.dur, works, of_scenario(program.scenario, *DOUBLED))
     dur = scaled(dur, layout.group == Group.COPY_IN, 2.0)
     loads = layout.kind == Call.INPUT
+    program = with_bytes(program, arguments, grow_with_batch(program), 2.0)
     return program.edited(
         dur=dur,
         own=np.where(loads, 2 * program.own, program.own),
@@ -128,7 +131,7 @@ CHANGES = (
         "a step does twice the work; the answer is the time for as much work as today",
         double_batch,
         (),
-        "kernels take 1.6 to 2 times as long, the optimizer and collectives as long as now",
+        "kernels take 1.6 to 2 times as long, messages of samples twice, gradients and optimizer as now",
         units=2.0,
     ),
     Change(

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.play.run_program import RunProgram
+from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter
+from tracedoc.whatif.changes.host import PASSES
 
 KINDS = ("all", "gradients", "parameters")
+
+OF_SAMPLES = ("all_to_all", *sorted(P2P_OPS))
+"""Collectives that carry what is computed from samples: embeddings, tokens, activations of stages."""
 
 
 def collectives_of(program: RunProgram, kind: str) -> Mask:
@@ -19,6 +24,15 @@ def collectives_of(program: RunProgram, kind: str) -> Mask:
         gathers = np.array([name == "all_gather" for name in joins.kinds] or [False], dtype=bool)
         return np.asarray(gathers[joins.kind] & ~joins.gradients)
     return np.ones(joins.event.size, dtype=bool)
+
+
+def grow_with_batch(program: RunProgram) -> Mask:
+    """Mask over parts: those of collectives that carry samples, or sums over ranks within a pass."""
+    layout, joins = program.layout, program.layout.joins
+    names = np.array([name in OF_SAMPLES for name in joins.kinds] or [False], dtype=bool)
+    sums = np.array([name == "all_reduce" for name in joins.kinds] or [False], dtype=bool)
+    within = np.isin(layout.event_part[joins.event], PASSES) & ~joins.gradients & ~joins.extra
+    return np.asarray(names[joins.kind] | (sums[joins.kind] & within))
 
 
 def scale_bytes(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -38,6 +52,11 @@ def _scaled(
     if not chosen.any():
         what = "collective" if kind == "all" else f"collective that moves {kind}"
         return NotApplicable(f"the step has no {what}")
+    return with_bytes(program, arguments, chosen, factor)
+
+
+def with_bytes(program: RunProgram, arguments: Arguments, chosen: Mask, factor: float) -> RunProgram:
+    """The program whose chosen collectives move this many times their bytes; latency stays."""
     fixed = arguments.splits[program.scenario].fixed_ns
     # Another change may have been made before: what it left of the transfer is scaled.
     kept = np.minimum(fixed, program.transfer)
