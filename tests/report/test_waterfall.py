@@ -90,7 +90,7 @@ def test_each_cost_and_each_predicted_step_is_the_same_in_text_page_and_comment(
 
 def page(diagnosis: Diagnosis) -> str:
     text = render(diagnosis, "html")
-    return html.unescape(text[text.index('<ol class="waterfall">') : text.index("<nav")]).replace(
+    return html.unescape(text[text.index('<ol class="waterfall') : text.index("<nav")]).replace(
         "\N{NO-BREAK SPACE}", " "
     )
 
@@ -108,7 +108,19 @@ def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() 
     _, late, hidden, *_ = waterfall(sharded()).lines
     assert (late.key, late.number, late.note) == ("critical", 1, "rank 5; cudaMalloc in backward")
     assert (hidden.key, hidden.number) == ("untold", 0)
-    assert hidden.note == ("hidden by ranks whose host is slower than its peers: alone it saves 4 ms")
+    assert hidden.note == "hidden by ranks whose host is slower than its peers"
+    assert (late.alone, hidden.alone) == ("86 ms", "4 ms")
+
+
+def test_what_each_cause_saves_alone_is_told_where_that_is_not_its_part() -> None:
+    diagnosis = sharded()
+    alike = tuple(replace(one, alone_ms=(one.share_ms,) * 3) for one in diagnosis.ledger.causes)
+    plain = replace(diagnosis, ledger=replace(diagnosis.ledger, causes=alike))
+    for made, told in ((diagnosis, True), (plain, False)):
+        assert waterfall(made).has_alone is told
+        for surface in (text_of(build_view(made)), render(made, "html"), render(made, "markdown")):
+            drawn = surface.rpartition("</style>")[2]
+            assert ("alone" in drawn[: drawn.index("ideal step")]) is told
 
 
 def test_the_mean_step_is_told_from_an_analysed_one_of_another_length() -> None:
