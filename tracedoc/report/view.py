@@ -201,7 +201,7 @@ def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> Findin
 
 
 def _gain_words(finding: Finding, fixes: Sequence[Fix], step_ms: float | None) -> str:
-    """The step with the fix that stands first, else what the finding saves; a larger batch is another gain."""
+    """The step with the first fix, else what the finding saves; what a larger batch does is another gain."""
     played = fixes[0].predicted if fixes and not changes_training(fixes[0]) else None
     return played_text(played) or gain_text(finding.gain, step_ms)
 
