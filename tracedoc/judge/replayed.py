@@ -91,15 +91,17 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
 def _priced(finding: Finding, run: RunInfo) -> Finding:
     """The finding with the gain of the fix that stands first, where that was played and helps.
 
-    At most it is what the causes cost; what they cost is not told where the fix gives more. What a larger
-    batch saves for the same samples is the fix's alone: the causes do not bound it.
+    At most it is what the causes cost; what they cost is not told where the fix gives more. A larger batch is
+    counted per unit of today's work, which the causes do not bound.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
-    if first is None or first.predicted is None or saves_nothing(first) or changes_training(first):
+    if first is None or first.predicted is None or saves_nothing(first):
         return finding
     low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
-    high = max(high, finding.gain.high_ms if finding.gain is not None else 0.0)
-    more = likely > SHARED_ABOVE * max(finding.cost_ms or 0.0, finding.alone_ms or 0.0)
+    more = False
+    if not changes_training(first):
+        high = max(high, finding.gain.high_ms if finding.gain is not None else 0.0)
+        more = likely > SHARED_ABOVE * max(finding.cost_ms or 0.0, finding.alone_ms or 0.0)
     gain = Gain(low, high, "replay", first.predicted.assumptions, likely)
     return replace(finding, gain=gain, cost_ms=None if more else finding.cost_ms)
 

@@ -24,7 +24,7 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
-from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, changes_training, fitting_first, framework_name
+from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
 from tracedoc.ledger import Ledger
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.texts import map_text, one_line, plain, redacted
@@ -192,18 +192,12 @@ def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> Findin
         number=number,
         finding=finding,
         place="; ".join(filter(None, (cost_text(finding, step_ms), _place(finding, diagnosis.run)))),
-        gain=_gain_words(finding, fixes, step_ms),
+        gain=played_text(fixes[0].predicted if fixes else None) or gain_text(finding.gain, step_ms),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=tuple(replace(fix, title=fix.title + tried.get(fix.change, "")) for fix in fixes),
         evidence=_longest(finding.evidence),
         foreign=tuple(fix for fix in finding.fixes if fix not in fixes),
     )
-
-
-def _gain_words(finding: Finding, fixes: Sequence[Fix], step_ms: float | None) -> str:
-    """The step with the first fix, else what the finding saves; what a larger batch does is another gain."""
-    played = fixes[0].predicted if fixes and not changes_training(fixes[0]) else None
-    return played_text(played) or gain_text(finding.gain, step_ms)
 
 
 def tried_words(one: Tried) -> str:

@@ -57,9 +57,13 @@ def predicted_words(predicted: Predicted) -> str:
     limit = f"limited by {resource_name(predicted.then_limited_by)}" if predicted.then_limited_by else ""
     if predicted.gain_ms[1] <= 0:
         return f"saves nothing alone{limit and f': the step is {limit}'}"
-    change = format_step_change(predicted.before_ms, predicted.step_ms)
+    return f"{_change_words(predicted)}{limit and f', then {limit}'}"
+
+
+def _change_words(predicted: Predicted) -> str:
+    """Today's step and that with a fix; of a larger batch it is that of as many samples as today."""
     same = SAME_SAMPLES if predicted.change.startswith("double-batch") else ""
-    return f"{change}{same}{limit and f', then {limit}'}"
+    return f"{format_step_change(predicted.before_ms, predicted.step_ms)}{same}"
 
 
 ABOUT = 0.03
@@ -82,7 +86,7 @@ def cost_text(finding: Finding, step_ms: float | None) -> str:
 
 def played_text(fix: Predicted | None) -> str:
     """The step with a fix that was played, in words; "" where none was, or it saves nothing."""
-    return format_step_change(fix.before_ms, fix.step_ms) if fix and fix.gain_ms[1] > 0 else ""
+    return _change_words(fix) if fix and fix.gain_ms[1] > 0 else ""
 
 
 def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
