@@ -44,7 +44,7 @@ DEEPEST = 3
 LONGEST_RUN_S = 3600.0
 """A command that is captured is ended after this time."""
 
-SECONDS_TO_END = 30.0
+SECONDS_FOR_THE_JOB = 30.0
 """How long a command may take to end its job."""
 
 KEPT_BYTES = 1 << 20
@@ -351,7 +351,7 @@ class Tools:
                 if time.monotonic() > until or self._is_client_gone():
                     job.terminate()
                     with suppress(subprocess.TimeoutExpired):
-                        job.wait(SECONDS_TO_END)
+                        job.wait(SECONDS_FOR_THE_JOB)
                     with suppress(ProcessLookupError):
                         os.killpg(job.pid, signal.SIGKILL)
             return job.returncode, _end_of(written), _end_of(told)
