@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 import tracedoc
+from tracedoc.cli.mcp import has_hung_up
 from tracedoc.cli.mcp.answers import ANSWER_BYTES, ANSWER_ROWS, fitted
 from tracedoc.cli.mcp.tools import Tools
 
@@ -200,11 +201,30 @@ def test_tools_that_look_say_so_and_others_need_leave(run: Path) -> None:
         assert "trained" in answer["output"]
         assert (run / "new").is_dir()
         assert "allowed: " in await refused(client, "collect", command=job, folder="../new")
+        assert "no run directory of a job that runs" in (await ask(client, "collect", folder="a"))["said"]
+        assert "'warp=2' is no fix of this run" in await refused(
+            client, "try", run="a", fixes=["warp=2"], command=job
+        )
 
     before = sorted(run.rglob("*"))
     in_process(run, looks)
     assert sorted(run.rglob("*")) == before
     in_process(run, runs, allow_run=True)
+
+
+def test_a_job_ends_with_the_client_that_started_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = "import pathlib, time; pathlib.Path('began').touch(); time.sleep(600)"
+    tools = Tools([str(run)], redact=True, is_client_gone=(run / "began").exists)
+    assert tools.collect("new", [sys.executable, "-c", waits])["exit_code"] != 0
+    (node,) = (run / "new").glob("node*.manifest.json")
+    assert json.loads(node.read_text())["ended"]
+
+    read, write = os.pipe()
+    with open(read) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert not has_hung_up()
+        os.close(write)
+        assert has_hung_up()
 
 
 def test_a_window_of_a_rank_splits_into_what_its_gpu_did(run: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import tracedoc
 from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
@@ -123,6 +124,21 @@ def test_further_steps_are_kept_while_there_is_room(room, kept, sample_traces, m
     monkeypatch.setattr(make_program, "MOST_KEPT_EVENTS", int(room * every[0].events))
     found, _ = rank_programs(timeline, find_graph(timeline))
     assert [one.step for one in found] == [one.step for one in every[:kept]]
+
+
+def test_ranks_of_long_captures_keep_a_step_in_common(tmp_path):
+    kept = []
+    for rank, factor in ((0, 3), (1, 7)):
+        builder = parse_lanes("compute 0-60\nallreduce 60-100 64MiB", ranks=2, steps=20)[rank]
+        timeline = tracedoc.build_timeline(tracedoc.load(builder.write(tmp_path / f"rank-{rank}.json")))
+        # Steps are alike; which are nearest to the usual length is chance, and another one on each rank.
+        windows = tuple(replace(one, end_ns=one.end_ns - factor * one.index % 20) for one in timeline.windows)
+        found, _ = rank_programs(
+            replace(timeline, windows=windows, judged=windows[factor]), find_graph(timeline)
+        )
+        assert len(found) == make_program.KEPT_STEPS
+        kept.append({one.step for one in found})
+    assert kept[0] & kept[1] >= {16}
 
 
 def test_the_critical_path_is_as_long_as_the_step(sample_traces):

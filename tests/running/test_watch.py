@@ -75,7 +75,7 @@ def test_slower_steps_are_told_within_twenty_and_against_what_was_before(tmp_pat
     # Half of the last 16 are slower, then nine of them.
     assert job(tmp_path, "100 x200 110 x8").drift_words == ""
     assert job(tmp_path, "100 x200 110 x9").drift_words == (
-        "slower since about step 193: 110 ms a step instead of 100 ms, 10 % more"
+        "slower since about step 201: 110 ms a step instead of 100 ms, 10 % more"
     )
 
 
@@ -163,6 +163,31 @@ def test_a_job_that_has_ended_is_told_once(tmp_path: Path) -> None:
     assert (tmp_path / "job.prom").exists()
 
 
+def test_ranks_that_come_later_or_again_are_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = {"schema": 1, "part": "node", "host": socket.gethostname(), "pid": os.getpid()}
+    write_json(tmp_path / "node-a-1.manifest.json", node)
+    moments = iter(range(10))
+
+    def go_on(seconds: float) -> None:
+        moment = next(moments)
+        if moment == 0:
+            run_folder(tmp_path, "100 x200", pid=2**22 + 1)
+        elif moment == 1:
+            run_folder(tmp_path, "10 x50", "20 x60", restart=1)
+        else:
+            end_job(tmp_path)
+
+    monkeypatch.setattr("time.sleep", go_on)
+    monkeypatch.setattr("tracedoc.cli.watch.SECONDS_SILENT", 1e12)
+    follow(tmp_path, tmp_path / "job.prom", False, 0.0)
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")][:2] == [
+        "step 200: 100 ms (median of 16), usual 100 ms (steps 11-168)",
+        "step 60: 20 ms (median of 16)",
+    ]
+
+
 def test_a_folder_without_logs_is_told(tmp_path: Path) -> None:
     assert "has no step log" in run_command("watch", str(tmp_path)).stderr
 
@@ -197,7 +222,7 @@ def test_on_drift_ranks_that_take_requests_tell_who_is_late(
     monkeypatch.setattr("time.sleep", answer)
     follow(folder, None, False, 10.0)
     shown = capsys.readouterr().out
-    assert "slower since about step 204: 130 ms a step instead of 100 ms, 30 % more" in shown
+    assert "slower since about step 205: 130 ms a step instead of 100 ms, 30 % more" in shown
     assert "rank 1 entered 4 of 8 calls last, 20 ms (median) after all others" in shown
     assert "it is more than they in write_metrics (train.py:7)" in shown
     assert not (folder / "again-1").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.ranks.run_view import build_run_view, ended_early
@@ -136,5 +137,7 @@ def test_a_rank_that_ends_early_is_told_first(tmp_path: Path, steps: int, early:
         builder.write(tmp_path / f"rank-{rank}.json")
     digests = [digest_file(str(tmp_path / f"rank-{rank}.json")) for rank in (0, 1)]
     assert [one.code for one in ended_early(build_run_view(digests, 2))] == ["ended-early"] * early
+    unmarked = [structs.replace(digest, step_source="optimizer") for digest in digests]
+    assert ended_early(build_run_view(unmarked, 2)) == []
     summary = diagnose([tmp_path], Options(replay=False)).summary
     assert summary.startswith("Rank 1 ended up to 300 ms before the others") is early

@@ -18,7 +18,6 @@ from tracedoc.cli.output import quiet_option, text_width
 from tracedoc.errors import InputError, TracedocError
 
 if TYPE_CHECKING:
-    from tracedoc.run.manifest import Part
     from tracedoc.running.watch import JobWatch
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -66,13 +65,18 @@ def follow(folder: Path, metrics: Path | None, capture: bool, every: float) -> N
     """Follow a run until its job ends; raises :class:`InputError` for a folder without step logs."""
     from tracedoc.running.watch import SLOW, JobWatch, write_metrics
 
-    ranks = _ranks(folder)
-    job = JobWatch({int(str(part["rank"])): folder / Path(str(part["step_log"])).name for part in ranks})
     shown = _Shown(every)
+    logs: dict[int, Path] = {}
     told_ns = next_capture = 0.0
     told_still = False
     while True:
-        ended = _has_ended(folder, ranks)
+        found, ended = _logs(folder)
+        if not found:
+            shown.line("no step yet")
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+            continue
+        if found != logs:  # ranks that came later, or a job that was started again
+            logs, job = found, JobWatch(found)
         job.look()
         shown.line(job.words)
         if metrics is not None:
@@ -121,29 +125,26 @@ class _Shown:
         click.echo(f"{self._clear}{time.strftime('%H:%M:%S')}  {words}")
 
 
-def _ranks(folder: Path) -> list[Part]:
-    from tracedoc.run.manifest import best_attempt, read_parts
+def _logs(folder: Path) -> tuple[dict[int, Path], bool]:
+    """The step logs of the ranks, none before the first, and whether the job has ended.
 
-    ranks = [part for part in read_parts(folder) if part.get("part") == "rank" and part.get("step_log")]
-    ranks = [part for part in ranks if part.get("restart", 0) == best_attempt(ranks)]
-    if not ranks:
-        raise InputError(
-            f"{folder} has no step log",
-            "give the folder of a job under `tracedoc collect`, after its first step",
-        )
-    return ranks
-
-
-def _has_ended(folder: Path, ranks: list[Part]) -> bool:
+    Raises :class:`InputError` where there are none and will be none.
+    """
     from tracedoc.run.manifest import is_running, read_parts
+    from tracedoc.running.parts import newest_ranks
 
-    nodes = [part for part in read_parts(folder) if part.get("part") == "node"]
-    if nodes and all(node.get("ended") for node in nodes):
-        return True
-    here = [part for part in ranks if part.get("host") == socket.gethostname()]
-    return (
-        bool(here) and len(here) == len(ranks) and not any(is_running(int(str(part["pid"]))) for part in here)
+    parts = read_parts(folder)
+    ranks = [part for part in newest_ranks(parts) if part.get("step_log")]
+    nodes = [part for part in parts if part.get("part") == "node"]
+    host = socket.gethostname()
+    ended = bool(nodes) and all(node.get("ended") for node in nodes)
+    # A launcher that was killed says nothing; one that starts a job again has no ranks for a while.
+    ended = ended or not any(
+        part.get("host") != host or is_running(int(str(part.get("pid", 0)))) for part in (*nodes, *ranks)
     )
+    if not ranks and ended:
+        raise InputError(f"{folder} has no step log", "give the folder of a job under `tracedoc collect`")
+    return {int(str(part["rank"])): folder / Path(str(part["step_log"])).name for part in ranks}, ended
 
 
 def _stands_still(job: JobWatch) -> bool:

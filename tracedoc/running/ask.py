@@ -18,7 +18,6 @@ from tracedoc.run.manifest import (
     NOTHING,
     PARTIAL,
     Part,
-    best_attempt,
     is_running,
     read_parts,
     write_json,
@@ -26,6 +25,7 @@ from tracedoc.run.manifest import (
 from tracedoc.run.request import REQUEST_NAME, SECONDS_BETWEEN_LOOKS, VARIABLE, Request, read_request
 from tracedoc.run.steplog import MAX_STEP_LOG_BYTES, STEP, parse_step_log
 from tracedoc.run.untrusted import UnusableError, inside, read_bounded
+from tracedoc.running.parts import newest_ranks
 
 SECONDS_STILL = 60.0
 """A job whose ranks take no step for so long after a request stands still."""
@@ -38,8 +38,7 @@ _SHORTEST_STEP_S = 0.001
 def live_ranks(folder: Path) -> list[Part]:
     """The parts of the ranks of a run that take requests; raises :class:`InputError` where there are none."""
     parts = read_parts(folder)
-    ranks = [part for part in parts if part.get("part") == "rank"]
-    ranks = [part for part in ranks if part.get("restart", 0) == best_attempt(ranks)]
+    ranks = newest_ranks(parts)
     if not ranks:
         raise InputError(f"{folder} is no run directory of a job that runs", "give the folder that -o named")
     live = [part for part in ranks if part.get("live")]

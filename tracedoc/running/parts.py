@@ -1,10 +1,18 @@
-"""Write a rank's part of the manifest where another tool captured it: what is known, and what is not."""
+"""Parts of the manifest while a job runs: its ranks as they are now, and ranks that another tool captured."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from tracedoc.run.manifest import COMPLETE, MANIFEST_SCHEMA, NOTHING, PART_SUFFIX, PARTIAL, write_json
+from tracedoc.run.manifest import COMPLETE, MANIFEST_SCHEMA, NOTHING, PART_SUFFIX, PARTIAL, Part, write_json
+
+
+def newest_ranks(parts: Sequence[Part]) -> list[Part]:
+    """The parts of the ranks of the job's last start."""
+    ranks = [part for part in parts if part.get("part") == "rank"]
+    starts = [int(str(part.get("restart", 0))) for part in ranks]
+    return [part for part, start in zip(ranks, starts, strict=True) if start == max(starts)]
 
 
 def write_part(

@@ -180,6 +180,13 @@ class RankSteps:
         return now / usual - 1 if now > DRIFT * usual and now > max(self.medians) else 0.0
 
     @property
+    def drift_step(self) -> int:
+        """The first of the last steps that is nearer to their median than to the usual step."""
+        between = (self.usual_ns + self.now_ns) / 2
+        before = next((place for place, length in enumerate(self.recent) if length > between), 0)
+        return self.number - len(self.recent) + 1 + before
+
+    @property
     def share_of_pauses(self) -> float:
         """The share of garbage collections in the last steps."""
         return sum(self.pauses) / max(sum(self.recent), 1)
@@ -231,7 +238,7 @@ class JobWatch:
         if not one.drift:
             return ""
         text = (
-            f"slower since about step {max(one.number - RECENT, 0)}: {format_ms(one.now_ns / 1e6)} a step "
+            f"slower since about step {one.drift_step}: {format_ms(one.now_ns / 1e6)} a step "
             f"instead of {format_ms(one.usual_ns / 1e6)}, {format_percent(one.drift)} more"
         )
         return "; ".join([text, *self.by_rank])
@@ -273,7 +280,7 @@ def write_metrics(job: JobWatch, run: str, path: Path) -> None:
     for name, kind, words, value in _METRICS:
         lines += [f"# HELP tracedoc_{name} {words}", f"# TYPE tracedoc_{name} {kind}"]
         for rank, one in job.ranks.items():
-            lines.append(f'tracedoc_{name}{{run="{label}",rank="{rank}"}} {value(one):.9g}')
+            lines.append(f'tracedoc_{name}{{run="{label}",rank="{rank}"}} {value(one):.14g}')
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -289,6 +289,11 @@ MOST_KEPT_EVENTS = 60_000
 """So many steps are kept, while they have no more events than this in all: ranks must have one in common."""
 
 
+def _roundness(window: Window) -> tuple[int, int]:
+    """Order of steps that is the same on all ranks, which choose without each other: by powers of two."""
+    return window.index & -window.index, -window.index
+
+
 Build = Callable[[Window, int | None], RankProgram | Unplayable]
 """Makes the program of a step if it has no more events than a number, which may be missing."""
 
@@ -310,6 +315,12 @@ def rank_programs(
         (window for window in timeline.complete_windows if window.index != judged.index),
         key=lambda window: (abs(window.end_ns - window.start_ns - length), window.index),
     )
+    if len(others) >= 2 * KEPT_STEPS:
+        others = [
+            max(others, key=_roundness),
+            *sorted(others[: len(others) // 2], key=_roundness, reverse=True),
+        ]
+        others = list(dict.fromkeys(others))
     first = build(judged, None)
     if isinstance(first, Unplayable):
         return (), first.reason

@@ -42,7 +42,9 @@ def server_of(tools: Tools, *, allow_run: bool) -> MCPServer[Any]:
     for tool in tools.looking:
         server.add_tool(_answering(tool), annotations=LOOKS, structured_output=False)
     for tool in tools.running if allow_run else ():
-        server.add_tool(_answering(tool), annotations=RUNS, structured_output=False)
+        server.add_tool(
+            _answering(tool), name=tool.__name__.rstrip("_"), annotations=RUNS, structured_output=False
+        )
     for name, (words, read) in DOCUMENTS.items():
         about = {"name": name, "description": words, "mime_type": "application/json"}
         server.resource(f"tracedoc://{name}", **about)(_document(read))

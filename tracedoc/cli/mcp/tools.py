@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryFile
 from threading import Lock
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import msgspec
 
@@ -42,8 +44,12 @@ DEEPEST = 3
 LONGEST_RUN_S = 3600.0
 """A command that is captured is ended after this time."""
 
-TOLD_LINES, TOLD_BYTES = 20, 8_000
-"""Last lines of what a command wrote that are told, and bytes of it."""
+SECONDS_FOR_THE_JOB = 30.0
+"""How long a command may take to end its job."""
+
+KEPT_BYTES = 1 << 20
+TOLD_LINES, TOLD_LETTERS = 20, 4_000
+"""Last lines of what a command wrote that are told, and letters of them."""
 
 
 class Folders:
@@ -91,16 +97,19 @@ def _state(path: Path) -> tuple[tuple[str, int, int], ...]:
 class Tools:
     """The tools of one server. One of them works at a time, whatever the client asks at once."""
 
-    def __init__(self, allowed: Sequence[str], *, redact: bool) -> None:
+    def __init__(
+        self, allowed: Sequence[str], *, redact: bool, is_client_gone: Callable[[], bool] = lambda: False
+    ) -> None:
         self._folders = Folders(allowed)
         self._redact = redact
+        self._is_client_gone = is_client_gone
         self._working = Lock()
         self._kept = lru_cache(maxsize=4)(lambda path, state: run_or_diagnosis(path, _options()))
         self.looking: tuple[Callable[..., Answer], ...] = (
             self.diagnose, self.finding, self.ledger, self.facts, self.timeline,
             self.whatif, self.compare, self.plan, self.explain,
         )  # fmt: skip
-        self.running: tuple[Callable[..., Answer], ...] = (self.collect,)
+        self.running: tuple[Callable[..., Answer], ...] = (self.collect, self.try_)
 
     def _diagnosis(self, run: str) -> Diagnosis:
         path = self._folders.path(run)
@@ -275,34 +284,86 @@ class Tools:
         return dict(meanings_of(name))
 
     def collect(
-        self, command: Sequence[str], folder: str, wait: int = 5, active: int = 5, to_end: bool = False
+        self,
+        folder: str,
+        command: Sequence[str] = (),
+        server: str = "",
+        wait: int = 5,
+        active: int = 5,
+        to_end: bool = False,
     ) -> Answer:
-        """Run a training command on this machine and capture a few steps of every rank into a folder.
+        """Capture a few steps of every rank: of a training command that is run here, or of a job that runs.
 
-        `command` is a list of words, as ["torchrun", "--nproc-per-node", "2", "train.py"]. The job is ended
-        when it is captured, unless it shall run `to_end`. Then ask diagnose for the folder.
+        `command` is a list of words, as ["torchrun", "--nproc-per-node", "2", "train.py"]; it is ended when
+        `folder` has its capture, unless it shall run `to_end`. Of a job that runs, `server` is the address of
+        its debug server, or dynolog; without both, `folder` is its run, and its ranks are asked again.
+        Then ask diagnose for the `run` of the answer.
         """
         into = self._folders.path(folder)
-        words = [sys.executable, "-m", "tracedoc", "collect", "-o", str(into)]
-        words += [] if to_end else ["--exit-after-capture"]
-        words += ["--wait", str(wait), "--active", str(active), "--", *command]
-        with TemporaryFile() as told:
+        words = ["collect", "--active", str(active)]
+        if command:
+            words += ["--wait", str(wait), *(() if to_end else ("--exit-after-capture",))]
+            words += ["-o", str(into), "--", *command]
+        elif server:
+            words = ["collect", "--from", server, "-o", str(into)]
+        else:
+            words += ["--again", str(into)]
+        code, written, told = self._run(words)
+        if "--again" in words:
+            into = max(into.glob("again-*"), key=os.path.getmtime, default=into)
+        return {"exit_code": code, "run": str(into), "output": _told(written), "said": _told(told)}
+
+    def try_(
+        self, run: str, fixes: Sequence[str] = (), command: Sequence[str] = (), minutes: float = 10
+    ) -> Answer:
+        """Start the job of a captured run again with its fixes, in turns with itself: what each gives.
+
+        A fix is a rule_id, one of its fixes as "tiny-batch/0", or code as "DataLoader(num_workers=4)";
+        without any, the first three that can be. `command` is the job's, where the run does not keep it.
+        """
+        words = ["try", str(self._folders.path(run)), *fixes, "--budget", f"{60 * minutes:g}s", "-f", "json"]
+        code, written, told = self._run([*words, *(("--", *command) if command else ())])
+        if not written.startswith("{"):
+            raise InputError(_told(told) or f"exit code {code}", "finding tells each fix, and what it needs")
+        found = msgspec.json.decode(written)
+        names = ("fix", "title", "why")
+        rows = [dict(zip(names, row, strict=True)) for row in found.pop("left_out")]
+        return {**found, "cannot_be_tried": rows}
+
+    def _run(self, words: Sequence[str]) -> tuple[int, str, str]:
+        """Exit code of a command of ours, and the ends of what it wrote and said.
+
+        It is asked to end after :data:`LONGEST_RUN_S`, and where the client is gone.
+        """
+        until = time.monotonic() + LONGEST_RUN_S
+        with TemporaryFile() as written, TemporaryFile() as told:
             job = subprocess.Popen(
-                words,
+                [sys.executable, "-m", "tracedoc", *words],
                 cwd=self._folders.roots[0],
                 stdin=subprocess.DEVNULL,
-                stdout=told,
-                stderr=subprocess.STDOUT,
+                stdout=written,
+                stderr=told,
                 start_new_session=True,
             )
-            try:
-                code = job.wait(LONGEST_RUN_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(job.pid, signal.SIGKILL)
-                code = job.wait()
-            told.seek(max(0, told.tell() - TOLD_BYTES))
-            words = told.read().decode(errors="replace").splitlines()
-        return {"exit_code": code, "run": str(into), "output": "\n".join(words[-TOLD_LINES:])}
+            while job.poll() is None:
+                with suppress(subprocess.TimeoutExpired):
+                    job.wait(1.0)
+                if time.monotonic() > until or self._is_client_gone():
+                    job.terminate()
+                    with suppress(subprocess.TimeoutExpired):
+                        job.wait(SECONDS_FOR_THE_JOB)
+                    with suppress(ProcessLookupError):
+                        os.killpg(job.pid, signal.SIGKILL)
+            return job.returncode, _end_of(written), _end_of(told)
+
+
+def _end_of(file: BinaryIO) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - KEPT_BYTES))
+    return file.read().decode(errors="replace")
+
+
+def _told(text: str) -> str:
+    return "\n".join(text[-TOLD_LETTERS:].splitlines()[-TOLD_LINES:])
 
 
 def _options() -> tracedoc.Options:
