@@ -14,6 +14,7 @@ from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.kernels.times import SMALL_NS
 from tracedoc.step.program import Call, Cause, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import busbw_factor
@@ -413,10 +414,6 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
 
 
 # --- compute
-
-
-SMALL_NS = 5_000
-"""A kernel this short takes half of its time for being started and ended, and for the gap before it."""
 
 
 def _compute(program: RunProgram, even: Even) -> Family[Removal] | None:

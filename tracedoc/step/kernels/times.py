@@ -12,8 +12,20 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.kernels import matrix_format
+from tracedoc.trace.kernels import KernelCategory, matrix_format
 from tracedoc.values import Unknown
+
+SMALL_NS = 5_000
+"""A kernel this short takes half of its time for being started and ended, and for the gap before it."""
+
+ON_THEIR_OWN = (
+    KernelCategory.GEMM,
+    KernelCategory.CONVOLUTION,
+    KernelCategory.ATTENTION,
+    KernelCategory.OPTIMIZER,
+)
+"""Kernels that stay kernels of their own, as short as they are, when the operators around them are fused;
+those of fused optimizers are in one already."""
 
 _OF_TYPE = {"bfloat16": "bf16", "half": "fp16", "float": "fp32"}
 
@@ -43,6 +55,21 @@ def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     classes = events.classes[np.searchsorted(events.rows, rows)]
     found: npt.NDArray[np.intp] = rows[(trace.device[rows] == timeline.device) & (classes == COMPUTE)]
     return found
+
+
+def small_kernel_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    """Those of :func:`judged_kernels` that are small, and follow a small one on their stream.
+
+    Fused, each is one with the kernel before it. Without those of :data:`ON_THEIR_OWN`.
+    """
+    rows = judged_kernels(timeline)
+    trace, categories = timeline.trace, timeline.events.categories
+    alone = np.array([number for number, one in categories.items() if one in ON_THEIR_OWN], dtype=np.int64)
+    small = (trace.dur_ns[rows] < SMALL_NS) & ~np.isin(trace.name[rows], alone)
+    order = np.argsort(trace.stream[rows], kind="stable")
+    rows, small = rows[order], small[order]
+    behind = small[1:] & small[:-1] & (trace.stream[rows[1:]] == trace.stream[rows[:-1]])
+    return np.sort(rows[1:][behind])
 
 
 def kernel_times(timeline: RankTimeline) -> KernelTimes:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact, total_ms
 from tracedoc.spans import Spans
-from tracedoc.step.kernels.times import judged_kernels
+from tracedoc.step.kernels.times import judged_kernels, small_kernel_rows
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import optimizer_spans
 from tracedoc.timeline.phases import Phase
@@ -141,6 +141,33 @@ def short_kernel_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     kernel cannot keep the GPU busy until the next one is launched, whatever its number.
     """
     return _known(short_kernel_idle(timeline))
+
+
+@rank_fact(unit="ms", needs=("launches", "kernels"), interval="a short kernel, or idle time after one")
+def short_kernel_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Time of the median step for short kernels: that of chains of them, and the idle time after them.
+
+    A chain are kernels below 5 us which follow one another on a stream, but for the first; matrix products,
+    attention and the optimizer's kernels do not count. The idle time is that after kernels shorter than a
+    launch.
+    """
+    idle = short_kernel_idle(timeline)
+    if idle is None:
+        return NO_LAUNCH
+    rows = _in_chains(timeline)
+    return idle | Spans.of(timeline.trace.ts_ns[rows], timeline.trace.end_ns[rows])
+
+
+@rank_fact(unit="fraction", needs=("gpu", "kernels"))
+def short_kernels_frac(timeline: RankTimeline) -> Value:
+    """Share of the median step's compute kernels that are in the chains of ``short_kernel_ms``."""
+    count = judged_kernels(timeline).size
+    return _in_chains(timeline).size / count if count else Unknown("the step holds no compute kernel")
+
+
+def _in_chains(timeline: RankTimeline) -> npt.NDArray[np.intp]:
+    rows, of_optimizer = small_kernel_rows(timeline), _optimizer_kernels(timeline)
+    return rows if isinstance(of_optimizer, Unknown) else np.setdiff1d(rows, of_optimizer)
 
 
 def _known(spans: Spans | None) -> Spans | Unknown:

@@ -1,0 +1,30 @@
+"""Chains of short kernels, on steps whose numbers are worked out by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tracedoc
+from tracedoc.testing import parse_lanes
+
+SHORT = "name=vectorized_elementwise_kernel"
+
+
+@pytest.mark.parametrize(
+    ("lanes", "expected"),
+    [
+        (f"0-0.45   0.45-0.55 x50 {SHORT}   0.55-1", 0.098),  # the first of a chain stays
+        ("0-0.9 x3   0.9-1 x50", 0.0),  # matrix products are not fused
+        (f"0-0.9 x3   0.9-1 x20 {SHORT}", 0.0),  # of 5 us each
+        (f"0-0.9   0.9-0.904 x2 {SHORT}   0.904-0.994   0.994-1 x3 {SHORT}", 0.006),
+    ],
+)
+def test_what_chains_of_short_kernels_take(tmp_path: Path, lanes: str, expected: float) -> None:
+    (rank,) = parse_lanes(f"step: 1\nlead: 0.02\ncompute {lanes}", ranks=1)
+    facts = tracedoc.measure([rank.write(tmp_path / "rank-0.json")]).measurements.facts
+    assert facts["short_kernel_ms"].value == pytest.approx(expected)
+    count = facts["kernels_per_step"].value
+    assert facts["short_kernels_frac"].value == pytest.approx(expected / 0.002 / count)
+    assert facts["short_kernel_idle_ms"].value == 0
