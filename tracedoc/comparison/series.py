@@ -306,7 +306,7 @@ def _run(
     run = HistoryRun(
         name=name,
         gpus=gpus(diagnosis),
-        step_ms=diagnosis.today_ms or budget.step_ms,
+        step_ms=budget.step_ms,
         parts_ms={key: getattr(budget, field) for key, _, field in BUDGET_PARTS if key != "idle"}
         | {"input": input_ms, "idle": budget.idle_ms - input_ms},
         busy_frac=budget.compute_ms / budget.step_ms,

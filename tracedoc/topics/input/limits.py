@@ -77,9 +77,9 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What keeps the data loader from being faster, where training waits for it.
 
     Workers that are started anew ("restarts") in the captured steps; a host that swaps ("swap"); "one worker"
-    that is waited for most; else what workers do for most of the time: run ("CPU"), wait for a core ("few
-    cores"), or sleep, with bytes from a disk ("disk") or without ("waiting"); "none" of these. Of a loader
-    without workers the training thread is judged.
+    that is waited for most; else what workers do for most of the time: run ("CPU"), wait for a core
+    ("few cores"), or sleep, with bytes from a disk ("disk") or without ("waiting"); "none" of these. Of a
+    loader without workers the training thread is judged.
     """
     rank = run.job.rank(digest.rank) if run.job is not None else None
     if rank is None or rank.machine.loader is None:
