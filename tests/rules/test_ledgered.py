@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc.judge.ledgered
+import tracedoc.judge.overlaps
 from tracedoc.diagnosis import Comparison, Finding, Fix, Gain, Verdict
 from tracedoc.facts.catalog import NEEDS, Fact, Measurement
 from tracedoc.facts.measure_run import Availability, Measurements
@@ -328,9 +329,9 @@ def test_an_entry_is_not_told_where_the_user_left_its_rule_out() -> None:
     assert [one.told_by for one in ledger.causes] == [(), ("link.slow",)]
 
 
-def test_the_bubble_of_a_schedule_is_a_note_behind_others() -> None:
+def test_the_bubble_of_a_schedule_is_a_note_where_its_cost_puts_it() -> None:
     judgement, _ = conclude([cause("pipeline.bubble", 40.0), cause("host.launch", 3.0)])
-    assert severities(judgement) == [("host.launch", "note"), ("pipeline.bubble", "note")]
+    assert severities(judgement) == [("pipeline.bubble", "note"), ("host.launch", "note")]
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -338,7 +339,7 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a rule tells the cause or none does; one that names both has no need to."""
-    monkeypatch.setattr(tracedoc.judge.ledgered, "alone_of", lambda run, ids: (12.0, 14.0, 15.0))
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (12.0, 14.0, 15.0))
     causes = [cause("link.slow", 20.0, (0.0, 1.0, 2.0), partner="host.sync"), cause("host.sync", 20.0)]
     pairs = [(rule("slow", cause=("link.slow",)), finding("slow", 30.0))] if told else []
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
@@ -348,7 +349,7 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     )
     assert found["slow" if told else "link.slow"].message.endswith(says)
     # Without the one 1 ms is saved, without both no more than a tenth of 20 ms beyond that.
-    monkeypatch.setattr(tracedoc.judge.ledgered, "alone_of", lambda run, ids: (1.0, 2.9, 4.0))
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (1.0, 2.9, 4.0))
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
     assert "at the same time" not in found["slow" if told else "link.slow"].message
     both = rule("both", cause=("link.slow", "host.sync")), finding("both", 30.0)
@@ -414,7 +415,7 @@ def test_of_a_hidden_cause_its_share_counts(share_ms: float, severity: str) -> N
 def test_what_the_schedule_hides_weighs_what_it_gives_alone() -> None:
     entry = cause("host.sync", 20.0, (1.0, 1.0, 1.0), partner="pipeline.bubble")
     bubble = cause("pipeline.bubble", 30.0, partner="host.sync")
-    assert severities(conclude([bubble, entry])[0]) == [("host.sync", "note"), ("pipeline.bubble", "note")]
+    assert severities(conclude([bubble, entry])[0]) == [("pipeline.bubble", "note"), ("host.sync", "note")]
 
 
 @pytest.mark.parametrize(("on_cpu", "severity"), [("capped", "note"), ("as_usual", "critical")])
@@ -462,7 +463,7 @@ def test_several_causes_give_what_they_do_together(monkeypatch: pytest.MonkeyPat
         asked.append(ids)
         return 28.0, 30.0, 31.0
 
-    monkeypatch.setattr(tracedoc.judge.ledgered, "alone_of", together)
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", together)
     pair = rule("slow", cause=("link",)), finding("slow", 40.0)
     causes = [cause("link.slow", 15.0, (0.0, 0.0, 0.0)), cause("link.latency", 15.0, (0.0, 0.0, 0.0))]
     (found,) = conclude(causes, pair)[0].findings

@@ -406,13 +406,13 @@ def _severity(
 def _gain(
     claim: _Claim, alone_ms: Range, most_ms: float, ledger: Ledger, measurements: Measurements
 ) -> Gain | None:
-    """What the causes of a finding give; of a part of them, where it is less than they are, its rule's bound.
+    """What the causes of a finding give; of a part of them its rule's bound.
 
     At most it is what all that it names gives, ``most_ms``, whoever tells that. On CPUs a part is as its rule
     bounds it over all ranks: the analysed step is one of many that differ.
     """
     gain = claim.finding.gain
-    if not claim.rule.cause and claim.size_ms < sum(one.share_ms for one in claim.causes):
+    if not claim.rule.cause:
         if gain is None or measurements.is_cpu:
             return gain
         return replace(gain, high_ms=min(gain.high_ms, most_ms))

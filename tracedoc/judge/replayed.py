@@ -54,7 +54,7 @@ def with_predictions(
         rule = judgement.rules.get(finding.rule_id)
         late = rule is not None and _of_ranks(rule) and not measurements.is_cpu
         finding = _of_mean_step(finding, ledger) if late else finding
-        findings.append(_priced(finding, run))
+        findings.append(_priced(finding, rule, run))
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, today)
@@ -88,14 +88,16 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
     return replace(finding, fixes=tuple(fixes))
 
 
-def _priced(finding: Finding, run: RunInfo) -> Finding:
+def _priced(finding: Finding, rule: Rule | None, run: RunInfo) -> Finding:
     """The finding with the gain of the fix that stands first, where that was played and helps.
 
     At most it is what the causes cost; what they cost is not told where the fix gives more. A larger batch is
-    counted per unit of today's work, which the causes do not bound.
+    counted per unit of today's work, which the causes of a rule do not bound; of others it is not the gain.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
     if first is None or first.predicted is None or saves_nothing(first):
+        return finding
+    if changes_training(first) and (rule is None or rule.tells == "time"):
         return finding
     low, likely, high = (max(ms, 0.0) for ms in first.predicted.gain_ms)
     more = False
