@@ -12,6 +12,7 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import is_among
 from tracedoc.trace.kernels import KernelCategory, matrix_format
 from tracedoc.values import Unknown
 
@@ -65,7 +66,7 @@ def small_kernel_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     rows = judged_kernels(timeline)
     trace, categories = timeline.trace, timeline.events.categories
     alone = np.array([number for number, one in categories.items() if one in ON_THEIR_OWN], dtype=np.int64)
-    small = (trace.dur_ns[rows] < SMALL_NS) & ~np.isin(trace.name[rows], alone)
+    small = (trace.dur_ns[rows] < SMALL_NS) & ~is_among(trace.name[rows], alone)
     order = np.argsort(trace.stream[rows], kind="stable")
     rows, small = rows[order], small[order]
     behind = small[1:] & small[:-1] & (trace.stream[rows[1:]] == trace.stream[rows[:-1]])

@@ -29,7 +29,7 @@ from tracedoc.timeline.steps import HostStep
 from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import intersection
+from tracedoc.trace.distinct import intersection, is_among
 from tracedoc.values import Unknown, Value
 
 NO_LAUNCH = Unknown("no launch belongs to the step")
@@ -167,7 +167,7 @@ def short_kernels_frac(timeline: RankTimeline) -> Value:
 
 def _in_chains(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     rows, of_optimizer = small_kernel_rows(timeline), _optimizer_kernels(timeline)
-    return rows if isinstance(of_optimizer, Unknown) else np.setdiff1d(rows, of_optimizer)
+    return rows if isinstance(of_optimizer, Unknown) else rows[~is_among(rows, of_optimizer)]
 
 
 def _known(spans: Spans | None) -> Spans | Unknown:
