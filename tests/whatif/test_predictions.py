@@ -14,8 +14,8 @@ from tracedoc.whatif.changes.registry import request
 from tracedoc.whatif.predictions import Prediction, predict
 
 
-def ddp(folder, *, late_ms: float = 0.0, steps: int = 4):
-    """Two ranks; a step is 60 ms of compute, then 40 ms of all-reduce, which the next step waits for.
+def ddp(folder, *, late_ms: float = 0.0, steps: int = 4, op: str = "allreduce"):
+    """Two ranks; a step is 60 ms of compute, then 40 ms of a collective, which the next step waits for.
 
     The host launches all of a step at once, and waits for it at its end. Rank 1 computes ``late_ms`` longer.
     """
@@ -28,10 +28,24 @@ def ddp(folder, *, late_ms: float = 0.0, steps: int = 4):
             builder.kernel("sgemm", start, start + mine, launch_ms=start - 0.01)
             done = start + 100.0 + late_ms
             builder.backward(start + 0.02, start + 0.1)
-            builder.collective("allreduce", start + mine, done, nbytes=64 << 20, launch_ms=start + 0.03)
+            builder.collective(op, start + mine, done, nbytes=64 << 20, launch_ms=start + 0.03)
             builder.runtime("cudaDeviceSynchronize", start + 0.2, done + 0.01)
         builder.write(folder / f"rank-{rank}.json")
     return folder
+
+
+@pytest.mark.parametrize(("op", "step_ms"), [("allreduce", 74.0), ("alltoall", 94.0)])
+def test_messages_of_samples_grow_with_the_batch(tmp_path, op, step_ms) -> None:
+    """Half of 1.8 times 60 ms of compute and of the message: gradients stay at 40 ms, samples take 80."""
+    one = predicted(tracedoc.predict([ddp(tmp_path, op=op)], ["double-batch"]))
+    assert one.step_ms[1] == pytest.approx(step_ms, abs=1.0)
+
+
+def test_gathers_for_which_the_host_waits_cannot_run_ahead(sample_traces) -> None:
+    """On CPUs FSDP's call of a gather returns when it has ended."""
+    (one,) = tracedoc.predict([sample_traces / "cpu_fsdp2"], ["gather-ahead"]).alone
+    assert isinstance(one, NotPredicted)
+    assert "gathers to move" in one.reason
 
 
 def predicted(answer: WhatIf) -> Predicted:

@@ -25,7 +25,6 @@ from tracedoc.diagnosis import (
 from tracedoc.errors import Limit
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
-from tracedoc.ledger import Ledger
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
@@ -154,7 +153,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         segments=_with_copies(segments(budget, on_cpu=diagnosis.run.device == "CPU"), diagnosis)
         if budget
         else (),
-        overlap=_overlap(budget, diagnosis.ledger) if budget else "",
+        overlap=_overlap(budget, diagnosis) if budget else "",
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
         outcomes=_outcomes(diagnosis, {one.rule_id for one in ordered if is_guard(one)}),
@@ -395,8 +394,11 @@ MESSAGES = ("link.", "order.", "pipeline.transfer")
 """How the ids of causes of exposed communication begin."""
 
 
-def _overlap(budget: BudgetParts, ledger: Ledger | None) -> str:
-    """How much communication compute hides, and would hide if other causes did not keep it from that."""
+def _overlap(budget: BudgetParts, diagnosis: Diagnosis) -> str:
+    """How much communication compute hides, and how much that is exposed counts with other causes.
+
+    The latter is told of a step that stands for the mean one, and not on CPUs, where hosts wait in messages.
+    """
     if budget.comm_ms <= 0 or budget.overlap_frac is None:
         return ""
     text = (
@@ -406,11 +408,13 @@ def _overlap(budget: BudgetParts, ledger: Ledger | None) -> str:
     if budget.blocking_comm_ms is not None:
         held = format_ms(budget.blocking_comm_ms) if budget.blocking_comm_ms > 0 else "none of it"
         text += f"; {held} blocks compute"
-    causes = ledger.causes if ledger is not None else ()
-    costs_ms = sum(one.share_ms for one in causes if one.id.startswith(MESSAGES))
-    hides_ms = budget.exposed_comm_unsplit_ms + budget.exposed_transfer_ms - costs_ms
-    if causes and hides_ms > LEAST_SHARE * budget.step_ms:
-        text += f"; {format_ms(hides_ms)} more would hide there without the other causes"
+    ledger, least = diagnosis.ledger, LEAST_SHARE * budget.step_ms
+    if ledger is None or abs(ledger.step_ms - budget.step_ms) > least or diagnosis.run.device == "CPU":
+        return text
+    costs_ms = sum(one.share_ms for one in ledger.causes if one.id.startswith(MESSAGES))
+    others_ms = budget.exposed_comm_unsplit_ms + budget.exposed_transfer_ms - costs_ms
+    if others_ms > least:
+        text += f"; {format_ms(others_ms)} of what is exposed counts with other causes"
     return text
 
 

@@ -48,7 +48,7 @@ MAX_KERNEL_NAMES = 60
 class KernelTable(msgspec.Struct, frozen=True, eq=False):
     """The kernels of the judged step by name, those with most time first, as columns.
 
-    ``tflops``, ``gbps`` and ``lost_ms`` are those of a :class:`tracedoc.step.kernels.times.KernelGroup`, -1
+    ``tflops``, ``gbps`` and ``lost_ms`` are those of a :class:`tracedoc.step.kernels.groups.KernelGroup`, -1
     where they are not known.
     """
 
