@@ -12,6 +12,7 @@ from tracedoc.units import (
     format_percent,
     format_quantity,
     format_ranges,
+    format_step_change,
 )
 
 
@@ -100,3 +101,17 @@ def test_quantities_speak_in_their_unit(value: float | str | bool, unit: str, te
 def test_runs_of_numbers_are_shortened() -> None:
     assert format_ranges((7, 0, 1, 2, 4, 6, 6)) == "0-2, 4, 6-7"
     assert format_ranges(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "after_ms", "text"),
+    [
+        (54.9, (29.0, 31.0, 35.0), "54.9 -> about 31 ms (29 to 35)"),
+        (18.98, (18.56, 18.6, 18.7), "19 -> about 18.6 ms (18.6 to 18.7)"),
+        (2250.0, (1900.0, 2000.0, 2000.0), "2.25 -> about 2.0 s (1.9 to 2.0)"),
+    ],
+)
+def test_a_step_that_changes_little_does_not_read_like_itself(
+    step_ms: float, after_ms: tuple[float, float, float], text: str
+) -> None:
+    assert format_step_change(step_ms, after_ms) == text

@@ -80,10 +80,12 @@ def format_ms(value: float) -> str:
 def format_step_change(step_ms: float, after_ms: tuple[float, float, float]) -> str:
     """The change of a step, with its range: ``54.9 -> about 31 ms (29 to 35)``.
 
-    ``after_ms`` is low, likely and high. All numbers have one unit: seconds from one second on.
+    ``after_ms`` is low, likely and high. All numbers have one unit: seconds from one second on. Where the
+    likely one would read like the step itself, they have three digits.
     """
     scale, unit = (1e-3, "s") if step_ms >= 999.5 else (1.0, "ms")
-    low, likely, high = (_two_digits(value * scale) for value in after_ms)
+    alike = _two_digits(after_ms[1] * scale) == _two_digits(step_ms * scale)
+    low, likely, high = ((three_digits if alike else _two_digits)(value * scale) for value in after_ms)
     span = "" if low == likely == high else f" ({low} to {high})"
     return f"{_significant(step_ms * scale)} -> about {likely} {unit}{span}"
 

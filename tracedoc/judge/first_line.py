@@ -238,7 +238,7 @@ def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
     if fix is None or fix.predicted is None or fix.predicted.step_ms[1] >= other_step_ms:
         return ""
     likely = fix.predicted.step_ms[1]
-    after = format_step_change(likely, (likely,) * 3).partition("-> ")[2]
+    after = format_step_change(fix.predicted.before_ms, (likely,) * 3).partition("-> ")[2]
     return f"; or {lowered(fix.title)}: {after}{SAME_SAMPLES}"
 
 
