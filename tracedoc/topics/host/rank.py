@@ -133,14 +133,15 @@ def launch_interval_ms(timeline: RankTimeline) -> Value:
     return NO_LAUNCH if interval is None else interval / 1e6
 
 
-@rank_fact(unit="ms", needs=("launches",), interval="GPU idle after a kernel shorter than a launch")
-def short_kernel_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
+@rank_fact(unit="ms", needs=("launches",))
+def short_kernel_idle_ms(timeline: RankTimeline) -> Value:
     """Late-launch idle time of the median step around kernels shorter than this run's launch interval.
 
     A gap counts when the kernel before it is shorter than the median time between two launches: such a
     kernel cannot keep the GPU busy until the next one is launched, whatever its number.
     """
-    return _known(short_kernel_idle(timeline))
+    idle = short_kernel_idle(timeline)
+    return NO_LAUNCH if idle is None else total_ms(idle)
 
 
 @rank_fact(unit="ms", needs=("launches", "kernels"), interval="a short kernel, or idle time after one")
