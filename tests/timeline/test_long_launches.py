@@ -86,18 +86,3 @@ def launched_after(tmp_path: Path, operator: str, kernel: str, *, known: bool) -
     builder.host(operator, 20, 51)
     builder.kernel(kernel, 50.02, 52, launch_ms=50)
     return tracedoc.build_timeline(tracedoc.load(builder.write(tmp_path / "rank-0.json")))
-
-
-def test_the_hosts_floor_holds_no_time_in_which_it_may_wait_for_the_gpu(tmp_path: Path) -> None:
-    builder = TraceBuilder()
-    for index in range(1, 4):
-        builder.step(index, 100 * index, 100 * index + 99).backward(100 * index + 50, 100 * index + 60)
-        builder.kernel("first", 100 * index + 10, 100 * index + 20, launch_ms=100 * index + 9)
-        builder.runtime("cudaFree", 100 * index + 21, 100 * index + 61)
-        builder.copy(
-            "DtoH", 100 * index + 70, 100 * index + 70.1, 4, pageable=True, launch_ms=100 * index + 65
-        )
-        builder.kernel("last", 100 * index + 71, 100 * index + 72, launch_ms=100 * index + 70.5)
-    measured = tracedoc.measure([builder.write(tmp_path / "rank-0.json")]).measurements
-    # 99 ms on the host, 40 of them in cudaFree; the copy blocks from its call at 65 to its end at 70.1.
-    assert measured.facts["host_floor_ms"].value == 99 - 40 - 5.1

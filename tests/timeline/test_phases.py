@@ -211,7 +211,6 @@ def test_on_a_cpu_a_phase_lasts_as_long_as_the_host_is_in_it(tmp_path: Path) -> 
 
 
 PHASE_FACTS = {
-    "forward_compute_ms": 30,
     "backward_compute_ms": 40,
     "optimizer_compute_ms": 10,
     "recompute_frac": 0,

@@ -16,9 +16,6 @@ from tracedoc.play.run_program import Layout
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.program import RankProgram
 
-RESOURCES = ("compute", "communication", "copy", "host", "input", "sync", "allocator", "unexplained")
-"""What a piece of the path can be: each is something that a change can make shorter."""
-
 Key = TypeVar("Key")
 
 MOST_PATH_PIECES = 100_000

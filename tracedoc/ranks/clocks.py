@@ -54,8 +54,6 @@ FEW = 4
 TELLING = 3
 """An operation that lasts this many times the uncertainty of the clocks shows who came last."""
 
-IntArray = npt.NDArray[np.intp]
-
 
 class Clock(msgspec.Struct, frozen=True):
     """How the clocks of the ranks differ from the common one; a rank that is not listed keeps it.

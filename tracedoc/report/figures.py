@@ -15,8 +15,6 @@ from typing import Any
 from tracedoc.report.sheet import FULL, Sheet, SheetBar
 from tracedoc.report.texts import one_line, plain
 
-FIGURE_FORMATS = ("png", "svg", "pdf")
-
 HATCHES = {
     "transfer": "xxxx",
     "wait": "////",

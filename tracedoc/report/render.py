@@ -30,9 +30,6 @@ SUFFIXES = {
 }
 """The format that the end of a file name implies; the longest end that fits counts."""
 
-FORMATS = ("text", "json", "html", "markdown", "sarif", "junit", "github", "codequality")
-"""Every format of a diagnosis."""
-
 FILES_ONLY = frozenset({"perfetto", "png", "svg", "pdf"})
 """Formats that are no text to read: only files get them, never stdout."""
 

@@ -85,7 +85,6 @@ class Memory:
     """
 
     total: int | None = None
-    peak_reserved: int | None = None
     peak_allocated: int | None = None
     retries: int | None = None
     host_total: int | None = None
@@ -290,7 +289,6 @@ def _beside(entry: ManifestRank, key: str, folder: Path | None, unusable: list[s
 def _memory(entry: Entry) -> Memory:
     return Memory(
         total=value_at(entry, "total_bytes", int),
-        peak_reserved=value_at(entry, "peak_reserved_bytes", int),
         peak_allocated=value_at(entry, "peak_allocated_bytes", int),
         retries=value_at(entry, "allocation_retries", int),
         host_total=value_at(entry, "host_total_bytes", int),

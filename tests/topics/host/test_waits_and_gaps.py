@@ -35,7 +35,6 @@ def test_a_wait_is_named_with_its_operator_and_place(tmp_path: Path) -> None:
     facts = facts_of(with_items(TraceBuilder(), annotation="log the loss").write(tmp_path / "rank-0.json"))
     assert facts["sync_idle_ms"] == 10
     assert facts["sync_blocked_ms"] == 57
-    assert facts["syncs_per_step"] == 1
     assert (facts["sync_call"], facts["sync_place"]) == (".item()", "log the loss")
     assert (facts["sync_call_waits"], facts["sync_call_idle_ms"], facts["sync_places"]) == (1, 10, 1)
 
@@ -55,7 +54,6 @@ def test_the_diagnosis_keeps_the_tables_of_the_host(tmp_path: Path) -> None:
 def test_a_step_without_waits_says_so(tmp_path: Path) -> None:
     (builder,) = parse_lanes("compute 0-100", ranks=1, lead=0.01)
     facts = facts_of(builder.write(tmp_path / "rank-0.json"))
-    assert facts["syncs_per_step"] == 0
     assert facts["sync_call"] == Unknown("no wait of the step leaves the GPU idle")
     assert facts["host_away_operator"] == Unknown("the host is never away for long")
 

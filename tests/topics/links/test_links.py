@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from tests.topics.small_runs import (
-    of_run,
-)
+import tracedoc
+from tracedoc.ranks.matching import Matching
 from tracedoc.testing import TraceBuilder
+
+
+def matched(folder: Path, builders: list[TraceBuilder]) -> Matching:
+    for builder in builders:
+        builder.write(folder / f"rank-{builder.rank}.json")
+    return tracedoc.measure([folder]).measurements.run.matching
 
 
 def test_a_collective_that_one_rank_lost_is_not_matched(tmp_path: Path) -> None:
@@ -26,7 +29,7 @@ def test_a_collective_that_one_rank_lost_is_not_matched(tmp_path: Path) -> None:
                     builder.collective("allreduce", at, at + 5, seq=2 * index + number)
         builders.append(builder)
     # 6 + 5 collectives, of which one has no partner.
-    assert of_run(tmp_path, builders)["matched_collectives_frac"].value == pytest.approx(10 / 11)
+    assert matched(tmp_path, builders).part_row.size == 10
 
 
 def test_what_remains_between_two_clocks(tmp_path: Path) -> None:
@@ -42,4 +45,4 @@ def test_what_remains_between_two_clocks(tmp_path: Path) -> None:
             builder.collective("allreduce", start + 30, end)
         builders.append(builder)
     # The median is 0.01 ms more than the distance; what is left is 0.01, 0 and 0.03 ms.
-    assert of_run(tmp_path, builders)["clock_residual_ms"].value == pytest.approx(0.01)
+    assert matched(tmp_path, builders).clock.residual_ns == 10_000

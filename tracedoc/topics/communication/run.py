@@ -8,15 +8,13 @@ from collections import Counter
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.facts.catalog import digest_fact, manifest_fact, run_fact
+from tracedoc.facts.catalog import digest_fact, run_fact
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.run.job import RankJob
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_roles import Role, is_extra
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.topics.capture.run import recorded
 from tracedoc.topics.host.rank import sync_idle_ms
 from tracedoc.topics.links.run import half_rate_bytes, usual_call_ns, usual_rates
 from tracedoc.topics.step.rank import NO_STEP
@@ -205,16 +203,6 @@ def hidden_by_last_ns(
     ends = np.clip(table.end_ns[rows], step.start_ns, step.end_ns)
     own = digest.exposed_comm.covered_ns(turn, ends)
     return int(np.maximum(own - run.last_exposed_ns[operations[rows]], 0).sum())
-
-
-# -- the log of NCCL
-
-
-@manifest_fact(unit="text")
-def nccl_transports(rank: RankJob) -> Value:
-    """Ways by which NCCL joins the ranks, with the channels of each, as ``P2P/CUMEM x48, NET/IB x4``."""
-    ways = ", ".join(f"{way} x{count}" for way, count in sorted(rank.links.items(), key=lambda one: -one[1]))
-    return recorded(ways, "no NCCL log: collect with --nccl-log")
 
 
 # -- what collectives are for

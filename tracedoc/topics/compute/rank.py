@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import median
 
 import numpy as np
@@ -41,26 +40,6 @@ KNOWN_SHARE = 0.80
 _NO_KERNEL = Unknown("the step holds no compute kernel")
 
 _NO_MATRIX = Unknown("the step holds no matrix product, convolution or attention kernel")
-
-
-@rank_fact(unit="text", needs=("gpu", "kernels"))
-def kernel_categories(timeline: RankTimeline) -> Value:
-    """What the compute kernels of the median step compute, by their names, as shares of their summed time.
-
-    Categories are gemm, attention, convolution, optimizer, normalisation, softmax, embedding, reduction,
-    copy, quantisation, elementwise and other; those under 1 % are left out.
-    """
-    rows = judged_kernels(timeline)
-    total = int(timeline.trace.dur_ns[rows].sum())
-    if total == 0:
-        return _NO_KERNEL
-    times: dict[str, int] = {}
-    names, summed = _time_by_name(timeline, rows)
-    for name_id, time in zip(names, summed, strict=True):
-        category = timeline.events.categories[name_id].value
-        times[category] = times.get(category, 0) + time
-    ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{name} {format_percent(ns / total)}" for name, ns in ordered if ns >= 0.01 * total)
 
 
 @rank_fact(unit="fraction", needs=("gpu", "kernels"))
@@ -104,20 +83,10 @@ def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
     The ratio is that of 16 bits on tensor cores and of fp32 on plain cores, of a device that is not in the
     table the largest of its compute capability. All of it where neither is known.
     """
-    return _saved(timeline, lambda ratio: ratio[1])
-
-
-@rank_fact(unit="ms", needs=("gpu", "kernels", plain_matrix_ms))
-def tensor_core_saving_least_ms(timeline: RankTimeline) -> Value:
-    """The same with the least ratio of the device's compute capability."""
-    return _saved(timeline, lambda ratio: ratio[0])
-
-
-def _saved(timeline: RankTimeline, chosen: Callable[[tuple[float, float]], float]) -> Value:
     plain, ratio = plain_matrix_ms(timeline), tensor_speedup(timeline)
     if isinstance(plain, Unknown) or isinstance(ratio, Unknown):
         return plain
-    return plain * max(1.0 - 1.0 / chosen(ratio), 0.0) if chosen(ratio) else 0.0
+    return plain * max(1.0 - 1.0 / ratio[1], 0.0) if ratio[1] else 0.0
 
 
 @rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))
@@ -259,13 +228,6 @@ def reached_frac(timeline: RankTimeline) -> Value:
     return min(float(found.least_ns[known].sum()) / max(with_work, 1), 1.0)
 
 
-@rank_fact(unit="ms", needs=("launches", "kernels"))
-def queue_lead_ms(timeline: RankTimeline) -> Value:
-    """How far the host runs ahead of the GPU: median time from launch to start of the step's kernels."""
-    leads = _leads_ns(timeline)
-    return float(np.median(leads)) / 1e6 if leads.size else Unknown("no launch belongs to the step")
-
-
 @rank_fact(unit="tflops", needs=("gpu",))
 def peak_half_tflops(timeline: RankTimeline) -> Value:
     """Dense peak of the device in 16 bits (bf16, on Volta and Turing fp16), from the vendor's data sheet."""
@@ -305,15 +267,6 @@ def _format_times(timeline: RankTimeline) -> dict[tuple[str, bool | None], int]:
                 key = (named.dtype, named.tensor_cores)
                 found[key] = found.get(key, 0) + time
     return found
-
-
-def _leads_ns(timeline: RankTimeline) -> npt.NDArray[np.int64]:
-    """The time from launch to start of each linked compute kernel of the analysed step."""
-    own, window = timeline.events.on(timeline.device), timeline.judged
-    first, end = (0, 0) if window is None else np.searchsorted(own.start_ns, (window.start_ns, window.end_ns))
-    chosen = own.kernels & own.linked & (own.classes == COMPUTE)
-    wanted = first + np.flatnonzero(chosen[first:end])
-    return own.start_ns[wanted] - own.launch_ns[wanted]
 
 
 @rank_fact(unit="tflops", needs=("gpu",))

@@ -1,4 +1,4 @@
-"""Facts of the run about its compute: matrix work, and what half of the GPUs would keep of the throughput."""
+"""Facts of the run about its compute: what half of the GPUs would keep of the throughput."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tracedoc.timeline.collective_roles import Role
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms, rows_of_kind
-from tracedoc.topics.host.run import time_of_work
 from tracedoc.topics.links.run import link_efficiency_frac
 from tracedoc.topics.memory.run import tensor_memory_frac
 from tracedoc.topics.step.rank import micro_batches, optimizer_compute_ms
@@ -24,12 +23,6 @@ SHARDS = frozenset({"fsdp1", "fsdp2", "zero-2", "zero-3"})
 
 HALF = 0.45
 """With at most this share of the memory in use twice of everything fits, and 10 % is left for the rest."""
-
-
-@run_fact(unit="ms", scope="rank", needs=("kernels",))
-def matrix_ms(run: RunView) -> dict[str, Value]:
-    """Time of the median step in which a matrix product, convolution or attention kernel runs (union)."""
-    return time_of_work(run, "matrix")
 
 
 @digest_fact(

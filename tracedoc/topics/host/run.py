@@ -30,27 +30,6 @@ def time_of_work(run: RunView, cause: str) -> dict[str, Value]:
 
 
 @run_fact(unit="ms", scope="rank", needs=("launches",))
-def dispatch_idle_ms(run: RunView) -> dict[str, Value]:
-    """Late-launch idle time of the median step while a launching thread is inside an operator or call.
-
-    The optimizer's operators are not in it (:func:`optimizer_idle_ms`).
-    """
-    return {
-        str(digest.rank): NO_STEP
-        if digest.host_work is None
-        else (digest.host_work.of("dispatch") + digest.host_work.of("operator")) / 1e6
-        for digest in run.digests
-    }
-
-
-@run_fact(unit="ms", scope="rank", needs=("launches",))
-def python_idle_ms(run: RunView) -> dict[str, Value]:
-    """Late-launch idle time of the median step while no launching thread is inside an operator: Python, or
-    code that the profiler does not see."""
-    return time_of_work(run, "python")
-
-
-@run_fact(unit="ms", scope="rank", needs=("launches",))
 def optimizer_idle_ms(run: RunView) -> dict[str, Value]:
     """Late-launch idle time of the median step while the host is inside ``Optimizer.step``."""
     return time_of_work(run, "optimizer")
@@ -63,15 +42,6 @@ def queued_idle_ms(run: RunView) -> dict[str, Value]:
     Gaps inside a CUDA graph are here. Much of it means that the trace lost kernels.
     """
     return time_of_work(run, "dependency")
-
-
-@run_fact(unit="count", scope="rank", needs=("launches",))
-def syncs_per_step(run: RunView) -> dict[str, Value]:
-    """Waits of the host for the GPU in the median step, whether they cost anything or not.
-
-    Calls with no kernel launched between them are one wait.
-    """
-    return _of_syncs(run, lambda syncs: sum(total.count for total in syncs))
 
 
 @run_fact(unit="ms", scope="rank", needs=("launches",))

@@ -30,18 +30,6 @@ def loader_kind(timeline: RankTimeline) -> Value:
     return NO_LOADER
 
 
-@rank_fact(unit="ms", needs=("host_ops",))
-def loader_wait_ms(timeline: RankTimeline) -> Value:
-    """Time of the host's median step inside the data loader's ``__next__``.
-
-    The host may wait here while the GPU still has work; the cost is :func:`input_idle_ms`.
-    """
-    step = timeline.judged_host_step
-    if step is None:
-        return Unknown("the host's steps are not known")
-    return timeline.host_delays.input.clip(step.start_ns, step.end_ns).total_ns / 1e6
-
-
 @rank_fact(
     unit="ms",
     needs=("host_ops", "kernels", loader_kind),

@@ -68,27 +68,6 @@ def link_efficiency_frac(run: RunView) -> Value:
     return share if share <= MOST_EFFICIENT else Unknown("transfers are faster than this link should allow")
 
 
-@run_fact(unit="ms", needs=("collectives", "multi_rank"))
-def clock_residual_ms(run: RunView) -> Value:
-    """Median distance between the ends of one operation on two clocks, once they were brought together.
-
-    Arrivals are known to this precision. Ranks of one host share a clock and are not compared.
-    """
-    residual = run.matching.clock.residual_ns
-    return (
-        Unknown("all ranks share one clock, or nothing aligns them") if residual is None else residual / 1e6
-    )
-
-
-@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
-def matched_collectives_frac(run: RunView) -> Value:
-    """Share of the collectives of all captured ranks that were matched with those of another rank."""
-    if len(run.digests) < 2:
-        return ONE_RANK
-    total = sum(len(digest.collectives) for digest in run.digests)
-    return run.matching.part_row.size / total if total else Unknown("no collective was captured")
-
-
 def half_rate_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64] | Unknown:
     """The size that reaches half of the link's rate, for each of a rank's collectives.
 

@@ -132,15 +132,6 @@ def _memory(run: RunView, digest: RankDigest) -> Memory:
 # -- the whole job
 
 
-@manifest_fact(unit="bytes")
-def job_peak_memory_bytes(rank: RankJob) -> Value:
-    """Most GPU memory that torch's allocator held at once, since the job began.
-
-    Reserved, not allocated: what is held is not free for others. NCCL's buffers are not in it.
-    """
-    return recorded(rank.memory.peak_reserved, "the manifest has no GPU memory")
-
-
 @manifest_fact(unit="count")
 def allocation_retries(rank: RankJob) -> Value:
     """How often the allocator had to free everything it kept and try again, since the job began."""

@@ -21,7 +21,7 @@ from tracedoc.timeline.shards.shard_units import (
     unit_bytes,
     unit_elements,
 )
-from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, block_count, picked
+from tracedoc.timeline.shards.times import block_count, picked
 from tracedoc.timeline.stalls import (
     cpu_optimizer_idle,
     cpu_optimizer_spans,
@@ -197,20 +197,6 @@ def regathers_for_recompute(timeline: RankTimeline) -> Value:
     """
     ratio = gathers_per_unit(timeline)
     return ratio if isinstance(ratio, Unknown) else float(ratio) >= THRICE
-
-
-@rank_fact(unit="count", needs=("collectives", "launches"))
-def prefetch_depth(timeline: RankTimeline) -> Value:
-    """How many units ahead the gathers of the median step start, as their median; 0: not ahead at all."""
-    if timeline.units is None:
-        return NOT_SHARDED
-    times, mine = timeline.units.gather_times, _judged_gathers(timeline)
-    if times is None or mine is None:
-        return NOT_TIMED if times is None else NO_STEP
-    depths = times.depth[mine & (times.depth != UNKNOWN_DEPTH)]
-    if not depths.size:
-        return Unknown("the order in which the units are used is not known")
-    return int(np.median(depths))
 
 
 @rank_fact(unit="fraction", needs=("collectives", "host_ops"))

@@ -88,18 +88,6 @@ def gather_stall_bandwidth_ms(run: RunView, digest: RankDigest, step: StepDigest
     return _stall_ms(run, digest, step, lambda parts: parts.bandwidth)
 
 
-@digest_fact(unit="ms", needs=("kernels", "collectives", "launches"))
-def gather_stall_late_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """The part of the stalls caused by the host launching the gather too late to hide it."""
-    return _stall_ms(run, digest, step, lambda parts: parts.late)
-
-
-@digest_fact(unit="ms", needs=("kernels", "collectives", "launches"))
-def gather_stall_held_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """The part of the stalls whose gather was launched in time and yet started late: not fetched ahead."""
-    return _stall_ms(run, digest, step, lambda parts: parts.held)
-
-
 CAUSES = (
     "not prefetched",
     "launched too late",

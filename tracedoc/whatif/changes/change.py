@@ -14,7 +14,6 @@ from tracedoc.play.scenarios import Split
 
 Value = float | str
 Mask = npt.NDArray[np.bool_]
-Index = npt.NDArray[np.intp]
 
 
 class NotApplicable(msgspec.Struct, frozen=True):
