@@ -29,7 +29,7 @@ from tracedoc.planner.timing import Step, predict
 ROWS = Path(__file__).with_name("published_rows.json")
 _OF_TRAINING = (
     "precision", "loss", "accumulation", "compiled", "fp8", "optimizer", "optimizer_in_backward",
-    "lora_rank", "base_bits", "capacity",
+    "lora_rank", "base_bits", "capacity", "recomputed",
 )  # fmt: skip
 
 _WAYS = ("tensor", "pipeline", "context", "expert", "chunks")

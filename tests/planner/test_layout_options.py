@@ -224,6 +224,36 @@ def test_megatrons_selective_recomputation_is_that_of_attention(tmp_path: Path) 
     assert "--recompute-granularity selective" in megatron_arguments(question, layout, checkpointing=True)
 
 
+def test_megatron_computes_single_modules_again(tmp_path: Path) -> None:
+    """64 tokens in 8 blocks and 16 bits; what is left out is there once more for one block's backward pass.
+
+    2 norms of 64, 2 experts of 32, and latent queries and keys of 4 x 24 and values of 4 x 16.
+    """
+    layout = Layout("megatron", data=16)
+    latent = model(tmp_path, **DEEPSEEK)
+    for shape, module, numbers in (
+        (model(tmp_path, **MOE), "layernorm", 2 * 64),
+        (model(tmp_path, **MOE), "moe_act", 2 * 32),
+        (latent, "mla_up_proj", 4 * (24 + 24 + 16)),
+    ):
+        asked = ask(shape, checkpointing="selective", recomputed=(module,), loss="chunked")
+        kept, whole = (
+            peak_memory(one, layout, checkpointing=True) for one in (asked, asked.changed(recomputed=()))
+        )
+        assert whole.activations - kept.activations == 8 * 64 * 2 * numbers
+        assert kept.working - whole.working == 64 * 2 * numbers
+        again = step_flops(asked, checkpointing=True, family="megatron")[2]
+        up = 2 * 64 * 8 * (32 * 4 * 24 + 16 * 4 * 32) if module == "mla_up_proj" else 0
+        assert (again.matmul, again.attention) == (up, 0.0)
+        text = megatron_arguments(asked, layout, checkpointing=True)
+        assert f"--recompute-granularity selective\n  --recompute-modules {module}" in text
+    with pytest.raises(InputError, match="no checkpointing is called 'moe_act'"):
+        plan(
+            ask(model(tmp_path), checkpointing="selective", recomputed=("moe_act",)),
+            PlanRequest(CLUSTER, framework="megatron"),
+        )
+
+
 def test_without_sequence_parallelism_norms_and_inputs_are_kept_whole(tmp_path: Path) -> None:
     """Two norms and two inputs of 64 numbers in 16 bits, of 64 tokens in 8 blocks, of which half is split."""
     layout = Layout("megatron", data=8, tensor=2)

@@ -102,11 +102,7 @@ def test_ranges_hold_most_runs_and_are_narrow_where_the_gpu_is_known(rows: list[
 
 
 def test_no_run_that_ran_is_refused(rows: list[Any]) -> None:
-    refused = [(row.published["source"], row.published["model"]) for row in rows if row.refused]
-    # These recompute some modules of a block, which no option of a plan names.
-    known = {("NeMo", "gpt-oss-120B"), ("Megatron-Bridge, held back", "DeepSeek-V3")}
-    known |= {("Megatron-Bridge, 26.04", "DeepSeek-V3")}
-    assert set(refused) <= known
+    assert [row.published for row in rows if row.refused] == []
 
 
 def test_published_peaks_are_predicted_within_10_percent(bench: Any, rows: list[Any]) -> None:

@@ -37,6 +37,26 @@ def _kept_selectively(question: Question) -> float:
     return c * (products + model.q_width) + 4 * model.heads
 
 
+def recomputed_bytes(question: Question) -> float:
+    """Return the bytes that a block does not keep of what Megatron's modules compute again.
+
+    Inputs of matrices are in 8 bits where these multiply so. Fused attention keeps no scores anyway.
+    """
+    training, model = question.training, question.model
+    if training.checkpointing != "selective":
+        return 0.0
+    c = PRECISIONS[training.precision].compute
+    read = 1 if training.fp8 else c
+    last = [m for m in model.linears if m.count > 1][-1:]
+    activated = sum(m.inputs * (m.blocks or model.blocks) / model.blocks for m in last)
+    each = {
+        "layernorm": 2 * read * model.hidden,
+        "moe_act": read * activated * question.routed,
+        "mla_up_proj": c * (model.q_width + 2 * model.kv_width),
+    }
+    return training.tokens * sum(each.get(module, 0.0) for module in training.recomputed)
+
+
 EAGER_LOGIT_BYTES = 12
 """Bytes of one logit at the peak: as computed and its gradient (2 + 2), log-softmax and its gradient in fp32.
 

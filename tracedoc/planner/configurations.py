@@ -461,6 +461,8 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
         words += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
     elif checkpointing:
         words.append("--recompute-granularity selective")
+        if training.recomputed:
+            words.append(f"--recompute-modules {' '.join(training.recomputed)}")
     return "\n".join(["LAYOUT=(", *(f"  {word}" for word in words), ")"])
 
 

@@ -15,6 +15,7 @@ from tracedoc.planner.activations import (
     kept_by_block,
     logit_bytes,
     outside_activations,
+    recomputed_bytes,
     residual_activations,
 )
 from tracedoc.planner.layouts import Layout, Strategy, can_offload, stage_blocks
@@ -110,7 +111,7 @@ def peak_memory(question: Question, layout: Layout, *, checkpointing: bool) -> M
     activations (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2), as context parallelism does.
     """
     stages = layout.pipeline
-    # Megatron's selective recomputation is that of attention scores, which no fused attention keeps.
+    # Megatron's selective recomputation is that of modules, not of a block.
     alone = layout.family == "megatron" and question.training.checkpointing == "selective"
     checkpointing = checkpointing and not alone
     numbers = sorted({0, min(1, stages - 1), stages - 1})
@@ -161,6 +162,7 @@ def _stored(question: Question, layout: Layout, number: int, *, checkpointing: b
     kept += _unsplit(question, layout, checkpointing=checkpointing)
     if not checkpointing:
         kept += _kept_whole(question, layout) - _saved_in_8_bits(question, layout) / split
+        kept -= _recomputed(question, layout)
     stored = _blocks(question, layout, number) * kept * _held(layout, number)
     if layout.pipeline == 1:
         stored += outside_activations(question, layout) / split
@@ -173,7 +175,12 @@ def _backward(question: Question, layout: Layout, *, checkpointing: bool) -> flo
     gradients = block if question.model.step is not None else block_backward(question, layout)
     working = gradients / split + _gathered(question, layout) + _keys_and_values(question, layout)
     again = block / split + _kept_whole(question, layout) + _unsplit(question, layout, checkpointing=False)
-    return working + (again if checkpointing else 0.0)
+    return working + (again if checkpointing else _recomputed(question, layout))
+
+
+def _recomputed(question: Question, layout: Layout) -> float:
+    """The bytes of a block that Megatron's modules leave out and compute again."""
+    return recomputed_bytes(question) / layout.split_work if layout.family == "megatron" else 0.0
 
 
 def _logits(question: Question, layout: Layout) -> tuple[float, float]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 from msgspec.structs import replace
 
@@ -101,7 +103,8 @@ class Training(msgspec.Struct, frozen=True):
     logits once, in place; "chunked" a part of them at a time. ``accumulation`` is micro-batches for each
     update. ``optimizer_in_backward`` updates each parameter as its gradient comes, and frees that.
     ``compiled`` is ``torch.compile``, ``fp8`` matrix products in 8 bits. ``checkpointing`` "selective"
-    keeps attention and every second matrix product, as torchtitan does. ``offload`` moves to host memory
+    keeps attention and every second matrix product, as torchtitan does; Megatron computes again the
+    modules of a block that are ``recomputed``, attention if none is named. ``offload`` moves to host memory
     the optimizer (and its gradients), or all model states, or these to NVMe. ``capacity`` pads what each
     expert computes on to so many times its even share of the tokens, and drops the rest; 0: as many as come.
     """
@@ -114,6 +117,7 @@ class Training(msgspec.Struct, frozen=True):
     lora_targets: tuple[str, ...] = ()
     base_bits: int = 16
     checkpointing: str = "auto"
+    recomputed: tuple[str, ...] = ()
     fused_attention: bool = True
     offload: str = "none"
     loss: str = "eager"
@@ -246,6 +250,8 @@ def check(question: Question) -> None:
     _known("offload", training.offload, OFFLOADS)
     _known("checkpointing", training.checkpointing, CHECKPOINTING)
     _known("loss", training.loss, LOSSES)
+    for module in training.recomputed:
+        _known("checkpointing", module, (*CHECKPOINTING, *_modules(model)))
     for name, value in (
         ("gpus", question.gpus),
         ("nodes", question.nodes),
@@ -287,6 +293,15 @@ def check(question: Question) -> None:
             f"--seq {training.sequence} is longer than the {model.context} positions of {model.name}",
             f"the longest is: --seq {model.context}",
         )
+
+
+def _modules(model: ModelShape) -> Iterator[str]:
+    """What Megatron can compute again of a block: attention, norms, experts' activation, latent keys."""
+    yield from ("core_attn", "layernorm")
+    if model.experts_met:
+        yield "moe_act"
+    if model.latent_linears:
+        yield "mla_up_proj"
 
 
 def _known(what: str, word: str, words: object) -> None:

@@ -161,6 +161,11 @@ class ModelShape(msgspec.Struct, frozen=True):
         return 1 - self.windowed * max(0.0, 1 - self.window / context) ** 2
 
     @property
+    def latent_linears(self) -> tuple[Linear, ...]:
+        """The matrices that make queries, keys and values of what latent attention keeps."""
+        return tuple(m for m in self.linears if m.name.endswith(("q_b_proj", "kv_b_proj")))
+
+    @property
     def attention_width(self) -> int:
         """The heads times the mean of what a key and a value have: of latent attention values are smaller."""
         return self.kv_width if self.kv_heads == self.heads else self.q_width

@@ -151,7 +151,10 @@ def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> 
     if not checkpointing:
         return forward, backward, Flops(0.0, 0.0)
     if training.checkpointing == "selective" and family == "megatron":
-        return forward, backward, Flops(0.0, attention)
+        modules = training.recomputed or ("core_attn",)
+        up = 2.0 * sum(m.inputs * m.outputs for m in model.latent_linears) * ("mla_up_proj" in modules)
+        again = Flops(up * model.blocks * training.tokens, attention * ("core_attn" in modules))
+        return forward, backward, again
     if training.checkpointing == "selective":
         return forward, backward, Flops(inside * (1 - kept_matmuls(question)), 0.0)
     return forward, backward, Flops(inside, attention)

@@ -83,7 +83,7 @@ _FORMATS = {".txt": "text", ".json": "json", ".md": "markdown"}
     "--checkpointing",
     default="auto",
     metavar="WHEN",
-    help="on (full), selective, off, or auto: where needed. [auto]",
+    help="on (full), selective, off, or auto: where needed. Megatron: modules, as layernorm,moe_act. [auto]",
 )
 @click.option("--loss", default="eager", metavar="NAME", help="eager, fused, or chunked. [eager]")
 @click.option("--compile", "compiled", is_flag=True, help="The model is compiled with torch.compile.")

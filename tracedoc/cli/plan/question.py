@@ -29,6 +29,7 @@ from tracedoc.planner.layouts import CONTEXTS, OVERLAPS
 from tracedoc.planner.machine import measured_gpu, on_this_machine
 from tracedoc.planner.measured import beside_computation, compare, peak_note, replayed_note, replayed_steps
 from tracedoc.planner.setup import (
+    CHECKPOINTING,
     FRAMEWORKS,
     OBJECTIVES,
     PARALLEL_FRAMEWORKS,
@@ -257,6 +258,7 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         raise InputError(
             f"--lora-rank is {options.lora_rank}, and must be 1 or more", "commonly: --lora-rank 16"
         )
+    kept, modules = _kept(options)
     training = Training(
         precision=options.precision
         or (options.gpu_name is None and now.precision)
@@ -270,7 +272,8 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         lora_rank=rank,
         lora_targets=names_in(options.lora_targets or ""),
         base_bits=4 if options.qlora else 16,
-        checkpointing="on" if options.checkpointing == "full" else options.checkpointing,
+        checkpointing=kept,
+        recomputed=modules,
         fused_attention=not options.no_fused_attention,
         offload=options.offload,
         loss=options.loss,
@@ -282,6 +285,14 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
     if options.lora_targets and not training.lora_rank:
         raise InputError("--lora-targets has no effect without adapters", "add: --lora-rank 16")
     return training
+
+
+def _kept(options: Options) -> tuple[str, tuple[str, ...]]:
+    """What ``--checkpointing`` asks for; with Megatron it may name modules to compute again."""
+    asked = "on" if options.checkpointing == "full" else options.checkpointing
+    if options.framework != "megatron" or asked in CHECKPOINTING:
+        return asked, ()
+    return "selective", names_in(asked)
 
 
 def _as_scripted(options: Options, script: Scripted) -> Training:
