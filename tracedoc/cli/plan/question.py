@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
 
+from tracedoc.cli.plan.amounts import parse_count, parse_size
 from tracedoc.cli.plan.scripted import Scripted, scripted
 from tracedoc.cli.reading import names_in
 from tracedoc.errors import InputError, did_you_mean
@@ -253,7 +253,6 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
     if not rank and now.trained and not options.params and not options.config:
         # As many parameters as the run trains: adapters of the rank that comes nearest.
         rank = max(1, round(now.trained / max(1, lora_parameters(model, 1, model.lora_targets))))
-
     if options.lora_rank is not None and options.lora_rank < 1:
         raise InputError(
             f"--lora-rank is {options.lora_rank}, and must be 1 or more", "commonly: --lora-rank 16"
@@ -264,9 +263,7 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
         or (options.gpu_name is None and now.precision)
         or ("fp16-mixed" if gpu is not None and not gpu.bf16 else "bf16-mixed"),
         optimizer=(options.optimizer or now.optimizer or "adamw").lower(),
-        sequence=options.seq
-        or (now.sequence if options.seq is None else 0)
-        or _usual_sequence(options, model),
+        sequence=_given(options.seq, now.sequence or min(2048, model.context or 2048)),
         micro_batch=_micro_batch(options.micro_batch, now.micro_batch or 1),
         accumulation=_given(options.accumulation, now.accumulation or 1),
         lora_rank=rank,
@@ -318,10 +315,6 @@ def _can_compute(gpu: Gpu | None, training: Training) -> None:
 
 def _given(value: int | None, otherwise: int) -> int:
     return otherwise if value is None else value
-
-
-def _usual_sequence(options: Options, model: ModelShape) -> int:
-    return min(2048, model.context or 2048) if options.seq is None else options.seq
 
 
 def _micro_batch(text: str | None, otherwise: int) -> int:
@@ -462,49 +455,3 @@ def _one_of(option: str, word: str, known: tuple[str, ...]) -> None:
         raise InputError(
             f"--{option} {word!r} is not known{did_you_mean(word, known)}", f"use one of {', '.join(known)}"
         )
-
-
-_SIZES = {
-    f"{prefix}{binary}B": (1024.0 if binary else 1000.0) ** power
-    for power, prefix in enumerate(("k", "M", "G", "T"), start=1)
-    for binary in ("", "i")
-}
-_COUNTS = {"k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
-LARGEST_COUNT = 1e15
-
-
-def parse_size(text: str, option: str) -> float:
-    """Return the bytes of ``24GB`` (1e9 each) or ``24GiB``; an :class:`InputError` names the nearest size."""
-    match = re.fullmatch(r"\s*([-+]?\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if match is None:
-        raise InputError(f"{option} {text!r} is no size", f"write it as {option} 24GB")
-    number, unit = match[1], match[2]
-    if float(number) <= 0:
-        raise InputError(f"{option} {text!r} is not positive", f"write it as {option} 24GB")
-    known = {name.lower(): name for name in _SIZES}
-    if unit.lower() in known:
-        return float(number) * _SIZES[known[unit.lower()]]
-    if not unit:
-        raise InputError(f"{option} {text!r} has no unit", f"did you mean: {option} {number}GB")
-    near = difflib.get_close_matches(unit.lower(), known, n=1, cutoff=0.0)
-    raise InputError(
-        f"{option} {text!r}: no unit is called {unit!r}", f"did you mean: {option} {number}{known[near[0]]}"
-    )
-
-
-def parse_count(text: str, option: str) -> int:
-    """Return the number in ``7e9``, ``7B``, ``350M`` or ``124439808``, or raise :class:`InputError`."""
-    match = re.fullmatch(r"\s*([-+]?\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d{1,3})?)\s*([A-Za-z]*)\s*", text)
-    if match is None:
-        raise InputError(f"{option} {text!r} is no number", f"write it as {option} 7e9 or {option} 7B")
-    number, unit = match[1].replace("_", ""), match[2]
-    factor = 1.0 if not unit else _COUNTS.get(unit.upper() if unit != "k" else "k", 0.0)
-    if not factor:
-        raise InputError(
-            f"{option} {text!r}: no multiple is called {unit!r}", f"did you mean: {option} {number}B"
-        )
-    value = float(number) * factor
-    if not 0 < value <= LARGEST_COUNT:
-        what = "not positive" if value <= 0 else "more than any model has"
-        raise InputError(f"{option} {text!r} is {what}", f"write it as {option} 7e9 or {option} 7B")
-    return round(value)
