@@ -37,13 +37,13 @@ def _kept_selectively(question: Question) -> float:
     return c * (products + model.q_width) + 4 * model.heads
 
 
-def recomputed_bytes(question: Question) -> float:
-    """Return the bytes that a block does not keep of what Megatron's modules compute again.
+def recomputed_bytes(question: Question, layout: Layout) -> float:
+    """Return the bytes on a GPU that a block does not keep, as Megatron's modules compute them again.
 
     Inputs of matrices are in 8 bits where these multiply so. Fused attention keeps no scores anyway.
     """
     training, model = question.training, question.model
-    if training.checkpointing != "selective":
+    if training.checkpointing != "selective" or layout.family != "megatron":
         return 0.0
     c = PRECISIONS[training.precision].compute
     read = 1 if training.fp8 else c
@@ -54,7 +54,7 @@ def recomputed_bytes(question: Question) -> float:
         "moe_act": read * activated * question.routed,
         "mla_up_proj": c * (model.q_width + 2 * model.kv_width),
     }
-    return training.tokens * sum(each.get(module, 0.0) for module in training.recomputed)
+    return training.tokens / layout.split_work * sum(each.get(module, 0.0) for module in training.recomputed)
 
 
 EAGER_LOGIT_BYTES = 12

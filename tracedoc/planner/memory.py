@@ -19,12 +19,7 @@ from tracedoc.planner.activations import (
     residual_activations,
 )
 from tracedoc.planner.layouts import Layout, Strategy, can_offload, stage_blocks
-from tracedoc.planner.setup import (
-    NF4_BYTES,
-    OPTIMIZERS,
-    PRECISIONS,
-    Question,
-)
+from tracedoc.planner.setup import NF4_BYTES, OPTIMIZERS, PRECISIONS, Question
 
 SPREAD = 0.08
 """How far peaks lie from what is predicted: nine of ten published ones within this share (make bench-plan).
@@ -162,7 +157,7 @@ def _stored(question: Question, layout: Layout, number: int, *, checkpointing: b
     kept += _unsplit(question, layout, checkpointing=checkpointing)
     if not checkpointing:
         kept += _kept_whole(question, layout) - _saved_in_8_bits(question, layout) / split
-        kept -= _recomputed(question, layout)
+        kept -= recomputed_bytes(question, layout)
     stored = _blocks(question, layout, number) * kept * _held(layout, number)
     if layout.pipeline == 1:
         stored += outside_activations(question, layout) / split
@@ -175,12 +170,7 @@ def _backward(question: Question, layout: Layout, *, checkpointing: bool) -> flo
     gradients = block if question.model.step is not None else block_backward(question, layout)
     working = gradients / split + _gathered(question, layout) + _keys_and_values(question, layout)
     again = block / split + _kept_whole(question, layout) + _unsplit(question, layout, checkpointing=False)
-    return working + (again if checkpointing else _recomputed(question, layout))
-
-
-def _recomputed(question: Question, layout: Layout) -> float:
-    """The bytes of a block that Megatron's modules leave out and compute again."""
-    return recomputed_bytes(question) / layout.split_work if layout.family == "megatron" else 0.0
+    return working + (again if checkpointing else recomputed_bytes(question, layout))
 
 
 def _logits(question: Question, layout: Layout) -> tuple[float, float]:
