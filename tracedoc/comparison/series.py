@@ -214,8 +214,10 @@ def _replayed(last: Diagnosis) -> float:
 class HistoryRun(msgspec.Struct, frozen=True):
     """One run: its step and its parts in milliseconds, and how it differs from the run before it.
 
-    ``busy_frac`` is the share of the step in which the GPU computes. ``efficiency`` is against the run on
-    fewest GPUs, ``None`` where nothing tells how their work compares. ``verdict`` is that of the comparison
+    The step is that of the ledger where every run of the job has one, else the analysed step; the parts are
+    those of the analysed step, in proportion. ``busy_frac`` is the share of the step in which the GPU
+    computes. ``efficiency`` is against the run on fewest GPUs, ``None`` where nothing tells how their work
+    compares. ``verdict`` is that of the comparison
     with the run before it, "" where there is none to compare with; ``fixed`` are the findings gone since
     then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``cause`` is the id
     of the one that costs most, and ``cause_ms`` its share. ``problem`` says why a run has no step. Runs with
@@ -267,11 +269,13 @@ def history(
     found: list[HistoryRun] = []
     for number, job in enumerate(jobs, 1):
         fewest = min((one for _, one in job if one.budget is not None), key=gpus, default=None)
+        by_ledger = all(one.ledger and one.ledger.step_ms > 0 for _, one in job if one.budget is not None)
         before: Diagnosis | None = None
         for name, diagnosis in job:
             comparison = _compared(before, diagnosis, scaling) if before is not None else None
             efficiency = _efficiency(fewest, diagnosis, scaling)
-            found.append(replace(_run(name, diagnosis, comparison, efficiency), job=number))
+            told = _run(name, diagnosis, comparison, efficiency, by_ledger=by_ledger)
+            found.append(replace(told, job=number))
             before = diagnosis
     return History(folder, tuple(found), tuple(unread))
 
@@ -294,7 +298,12 @@ def _efficiency(fewest: Diagnosis | None, diagnosis: Diagnosis, scaling: str | N
 
 
 def _run(
-    name: str, diagnosis: Diagnosis, comparison: RunComparison | None, efficiency: float | None
+    name: str,
+    diagnosis: Diagnosis,
+    comparison: RunComparison | None,
+    efficiency: float | None,
+    *,
+    by_ledger: bool,
 ) -> HistoryRun:
     budget = compared_budget(diagnosis)
     findings = tuple(dict.fromkeys(one.rule_id for one in diagnosis.findings if one.topic != "capture"))
@@ -302,13 +311,16 @@ def _run(
         problem = "no step to analyse"
         return HistoryRun(name, gpus(diagnosis), None, {}, None, None, findings, problem=problem)
     input_ms = budget.idle_causes_ms.get("input", 0.0)
-    largest = diagnosis.ledger.causes[:1] if diagnosis.ledger is not None else ()
+    ledger = diagnosis.ledger
+    step_ms = ledger.step_ms if by_ledger and ledger is not None else budget.step_ms
+    largest = ledger.causes[:1] if ledger is not None else ()
+    parts = {key: getattr(budget, field) for key, _, field in BUDGET_PARTS if key != "idle"}
+    parts |= {"input": input_ms, "idle": budget.idle_ms - input_ms}
     run = HistoryRun(
         name=name,
         gpus=gpus(diagnosis),
-        step_ms=budget.step_ms,
-        parts_ms={key: getattr(budget, field) for key, _, field in BUDGET_PARTS if key != "idle"}
-        | {"input": input_ms, "idle": budget.idle_ms - input_ms},
+        step_ms=step_ms,
+        parts_ms={key: ms * step_ms / budget.step_ms for key, ms in parts.items()},
         busy_frac=budget.compute_ms / budget.step_ms,
         efficiency=efficiency,
         findings=findings,

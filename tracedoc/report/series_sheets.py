@@ -7,6 +7,7 @@ from pathlib import PurePath
 
 from tracedoc.comparison.series import Extrapolation, History, HistoryRun, Point, Series
 from tracedoc.diagnosis import BUDGET_PARTS
+from tracedoc.ledger import CAUSE_WORDS
 from tracedoc.report.comparison_sheet import comparison_sheet, fixed_words, percent_change
 from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
 from tracedoc.report.view import tried_words
@@ -189,7 +190,9 @@ def _run(run: HistoryRun, *, efficiency: bool) -> Row:
         *((share,) if efficiency else ()),
         percent_change(run.change_frac) if run.change_frac is not None else "",
         run.verdict or run.problem,
-        f"{run.cause} {format_ms(run.cause_ms)}" if run.cause_ms is not None else "",
+        f"{CAUSE_WORDS.get(run.cause, run.cause)} {format_ms(run.cause_ms)}"
+        if run.cause_ms is not None
+        else "",
         ", ".join(run.findings) or "none",
     )
 
