@@ -224,6 +224,8 @@ class Finding(msgspec.Struct, frozen=True):
     ``title`` begins with the usual name of the cause; ``says`` is the clause behind it in the first line.
     ``cost_ms`` is what its causes cost today's step, their shares in the ledger, and ``alone_ms`` is what
     mending them alone saves; ``None`` where the ledger has none of them, or a fix mends more than they are.
+    ``overlaps`` says in plain words which cause costs the same time, "" for none; where that one hides this,
+    ``together_ms`` is what mending both saves.
     ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
     ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """
@@ -247,6 +249,15 @@ class Finding(msgspec.Struct, frozen=True):
     in_place_of: tuple[str, ...] = ()
     cost_ms: float | None = None
     alone_ms: float | None = None
+    overlaps: str = ""
+    together_ms: float | None = None
+
+    @property
+    def told_ms(self) -> float | None:
+        """What it costs as reports tell it: what mending it saves alone, or with the cause that hides it."""
+        if self.cost_ms is None or self.together_ms is not None:
+            return self.together_ms
+        return self.alone_ms if self.alone_ms is not None and self.alone_ms > 0 else self.cost_ms
 
     @property
     def gates(self) -> bool:

@@ -106,13 +106,6 @@ def is_apart(share_ms: float, alone_ms: float) -> bool:
     return not HIDDEN_BELOW * share_ms <= alone_ms <= SHARED_ABOVE * share_ms
 
 
-def alone_words(share_ms: float, alone_ms: float | None) -> str:
-    """What mending causes alone saves, in words, where that is far from their part of the step; else ""."""
-    if alone_ms is None or not is_apart(share_ms, alone_ms):
-        return ""
-    return f"alone it saves {saved_words(alone_ms)}"
-
-
 def saved_words(alone_ms: float) -> str:
     """What mending one cause alone saves, or "nothing"."""
     return format_ms(alone_ms) if alone_ms > 0 else "nothing"

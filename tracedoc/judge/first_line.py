@@ -21,7 +21,7 @@ from tracedoc.judge.without_warning import (
     lowered,
     number,
 )
-from tracedoc.ledger import Ledger, alone_words
+from tracedoc.ledger import Ledger
 from tracedoc.predicted import SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
@@ -75,13 +75,13 @@ def summarise(
         named = worth[:NAMED_FINDINGS]
         inside = all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step)
         lost = lost_compute(ledger, step) if inside else ()
-        apart = [one for one in named if not is_told(one, lost)]
+        apart = [one for one in named if not is_told(one, lost) and not _is_named_with(one, named[0])]
         said = [_cause(measurements, finding, step, first=finding is apart[0]) for finding in apart]
         if inside:
             said.insert(0, compute_bound(measurements, run, step, lost))
         sentences = [
             *said,
-            _inherent(named, ledger),
+            _inherent(findings, named, ledger),
             outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step),
         ]
     elif rules_left_out:
@@ -136,20 +136,26 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
     if costs and first:
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-    if finding.cost_ms is not None and (finding.alone_ms or 0.0) < finding.cost_ms:
-        alone = alone_words(finding.cost_ms, finding.alone_ms)
-        costs += alone and f"; {alone}"
+    if costs and finding.together_ms is not None:
+        costs += f", with {finding.overlaps}"
     name = finding.title.partition(": ")[0] + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
     return f"{told}{_place(measurements, finding)}."
 
 
-def _inherent(named: Sequence[Finding], ledger: Ledger | None) -> str:
+def _is_named_with(finding: Finding, first: Finding) -> bool:
+    """True for the cause that hides the first: what both cost is said of that."""
+    return finding is not first and None is not finding.together_ms == first.together_ms
+
+
+def _inherent(findings: Sequence[Finding], named: Sequence[Finding], ledger: Ledger | None) -> str:
     """What the strategy itself costs, where that is the most and no finding that is named; else ""."""
     largest = ledger.causes[0] if ledger is not None and ledger.causes else None
     if largest is None or largest.id not in INHERENT or {one.rule_id for one in named} & {*largest.told_by}:
         return ""
-    return f"{largest.words[0].upper()}{largest.words[1:]} takes {format_ms(largest.share_ms)} more."
+    told_ms = next((one.told_ms for one in findings if one.rule_id in largest.told_by), None)
+    words = f"{largest.words[0].upper()}{largest.words[1:]}"
+    return f"{words} takes another {format_ms(told_ms or largest.share_ms)}."
 
 
 def _place(measurements: Measurements, finding: Finding) -> str:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import WARNING_SHARE, Judgement, severity_by_share, standing_for
-from tracedoc.judge.overlaps import alone_ms_of, overlap_words, same_time
+from tracedoc.judge.overlaps import alone_ms_of, same_time, with_overlap
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import Ledger, LedgerCause, Range
@@ -92,9 +92,13 @@ class _Claim(msgspec.Struct, frozen=True):
 
 
 class _Priced(msgspec.Struct, frozen=True):
-    """A finding that stands, with what its causes cost the mean step in ms; ``plain`` if no rule tells it."""
+    """A finding that stands, with its causes and what they cost the mean step in ms.
+
+    It is ``plain`` if no rule tells it.
+    """
 
     finding: Finding
+    causes: tuple[LedgerCause, ...] = ()
     share_ms: float = 0.0
     conditions: int = 0
     plain: bool = False
@@ -231,11 +235,15 @@ def concluded(
                 claimed.told[cause.id] = same
                 continue
             claimed.told[cause.id] = [cause.id]
-            priced.append(_Priced(_plain(cause, ledger, measurements, judgement), cause.share_ms, plain=True))
+            plain = _plain(cause, ledger, measurements, judgement)
+            priced.append(_Priced(plain, (cause,), cause.share_ms, plain=True))
     priced.sort(key=lambda one: one.order)
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
-    findings = tuple(_in_place(one.finding, dropped, judgement.rules) for one in priced)
+    findings = tuple(
+        _in_place(with_overlap(one.finding, one.causes, causes, measurements), dropped, judgement.rules)
+        for one in priced
+    )
     told = replace(judgement, findings=findings, verdicts=verdicts)
     return _as_runs_differ(told, ledger, measurements), replace(ledger, causes=causes)
 
@@ -281,7 +289,7 @@ def _heard(
     left = claimed.left_ms(claim)
     if _beyond(rule):
         claimed.take(claim, left)
-        return _Priced(finding, claim.size_ms, claim.conditions)
+        return _Priced(finding, (), claim.size_ms, claim.conditions)
     alone = alone_ms_of(claim.causes, measurements)
     # Of causes either of which gives all, each has half of the share.
     if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
@@ -302,9 +310,7 @@ def _heard(
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     likely = gain.likely_ms if gain is not None else None
     kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
-    kept = _on_every_rank(kept, mine, measurements)
-    kept = replace(kept, message=kept.message + overlap_words(mine, measurements))
-    return _Priced(kept, share, claim.conditions)
+    return _Priced(_on_every_rank(kept, mine, measurements), mine, share, claim.conditions)
 
 
 def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
@@ -381,7 +387,7 @@ def _severity(
     """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
 
     The partner itself weighs its share too: mending both gives both. The middle between the lower end and
-    what is likely makes a warning at most.
+    what is likely makes a warning at most, and so does what saves next to nothing alone.
     """
     if causes and all(one.id in INHERENT for one in causes):
         return "note"
@@ -398,6 +404,8 @@ def _severity(
     likely = severity_by_share(middle / ledger.step_ms, confidence)
     least = severity_by_share(weight / ledger.step_ms, confidence)
     severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
+    if alone_ms[1] < WORTH * ledger.step_ms:
+        severity = max(severity, "warning", key=SEVERITIES.index)
     if causes and all(one.id in BY_DEFAULT for one in causes):
         severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
@@ -452,8 +460,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
         severity=_severity(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
         confidence=confidence,
         title=words,
-        message=(shown or f"{words}{f' ({where})' if where else ''}.")
-        + overlap_words((cause,), measurements),
+        message=shown or f"{words}{f' ({where})' if where else ''}.",
         why=rule.why if rule else "",
         topic=TOPIC_OF_FAMILY[cause.id.partition(".")[0]],
         ranks=cause.ranks or measurements.ranks,

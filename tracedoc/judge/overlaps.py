@@ -1,19 +1,21 @@
-"""Causes that overlap: what several give together, and what is said of one that another hides or shares."""
+"""Causes that overlap: what several give together, and which one hides a finding or costs the same time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
+from tracedoc.diagnosis import Finding
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.ledger import CAUSE_WORDS, LedgerCause, Range, is_apart
-from tracedoc.units import format_ms
 from tracedoc.whatif.ledger import alone_of
 
 MOSTLY_SHARED = 0.8
 """A cause is told by what tells another, where that saves at least this share of what mending it saves."""
 
 MORE = 0.1
-"""A limit behind another is told where mending both saves more than one by this share of what it costs."""
+"""A limit behind another is told where mending both saves more than either by this share of what it costs."""
 
 
 def alone_ms_of(causes: Sequence[LedgerCause], measurements: Measurements) -> Range:
@@ -24,34 +26,35 @@ def alone_ms_of(causes: Sequence[LedgerCause], measurements: Measurements) -> Ra
     return found or (0.0, 0.0, 0.0)
 
 
-def overlap_words(causes: Sequence[LedgerCause], measurements: Measurements) -> str:
-    """What is said of causes the largest of which another, none of these, hides or costs the same time as."""
+def with_overlap(
+    finding: Finding,
+    causes: Sequence[LedgerCause],
+    entries: Sequence[LedgerCause],
+    measurements: Measurements,
+) -> Finding:
+    """A finding with the cause that hides the largest of its ``causes``, or costs the same time as that.
+
+    ``entries`` are all causes, with the rules that tell them: mending two findings is mending all that these
+    tell.
+    """
     largest = max(causes, key=lambda one: one.share_ms, default=None)
-    mine = tuple(one.id for one in causes)
-    if largest is not None and largest.shared_with and largest.shared_with not in mine:
-        return _shared(largest)
-    if largest is None or not largest.partner or largest.partner in mine:
-        return ""
-    both = alone_of(measurements.run, (*mine, largest.partner))
-    if both is None:
-        return ""
-    alone = alone_ms_of(causes, measurements)[1]
-    if both[1] - alone < MORE * largest.share_ms:
-        return ""
-    partner = CAUSE_WORDS.get(largest.partner, largest.partner)
-    saves = format_ms(alone) if alone > 0 else "nothing"
-    return (
-        f" Another limit takes about as long at the same time ({partner}): removing only this saves {saves},"
-        f" both {format_ms(both[1])}."
+    other = "" if largest is None else largest.partner or largest.shared_with
+    mine = {one.id for one in causes} | {one.id for one in entries if finding.rule_id in one.told_by}
+    if largest is None or not other or other in mine:
+        return finding
+    words = CAUSE_WORDS.get(other, other)
+    if not largest.partner:
+        apart = is_apart(largest.share_ms, largest.alone_ms[1])
+        return replace(finding, overlaps=words) if apart else finding
+    tellers = {rule for one in entries if one.id == other for rule in one.told_by}
+    theirs = {other, *(one.id for one in entries if tellers & {*one.told_by})} - mine
+    alone, beside, both = (
+        (alone_of(measurements.run, tuple(sorted(ids))) or (0.0, 0.0, 0.0))[1]
+        for ids in (mine, theirs, mine | theirs)
     )
-
-
-def _shared(cause: LedgerCause) -> str:
-    """What is said of a cause that costs time which another one costs as well."""
-    if not is_apart(cause.share_ms, cause.alone_ms[1]):
-        return ""
-    other = CAUSE_WORDS.get(cause.shared_with, cause.shared_with)
-    return f" Part of this time is that of another cause too ({other}): mending either saves it."
+    if both - max(alone, beside) < MORE * largest.share_ms:
+        return finding
+    return replace(finding, overlaps=words, together_ms=both)
 
 
 def same_time(cause: LedgerCause, told: Mapping[str, list[str]]) -> list[str]:

@@ -47,8 +47,8 @@ def gain_ms(finding: Finding) -> float:
 
 def cost_words(finding: Finding) -> str:
     """What a finding costs the step: ``11 ms``, ``up to 31 ms`` of a bound; "" where that is not known."""
-    if finding.cost_ms is not None:
-        return format_ms(finding.cost_ms)
+    if finding.told_ms is not None:
+        return format_ms(finding.told_ms)
     likely = finding.gain is not None and finding.gain.likely_ms is not None
     size = gain_ms(finding)
     return f"{'about' if likely else 'up to'} {format_ms(size)}" if size > 0 else ""
@@ -133,8 +133,8 @@ def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:
 
 
 def cost_ms(finding: Finding) -> float:
-    """What a finding costs the step, in ms: as the ledger has it, else what its rule bounds."""
-    return gain_ms(finding) if finding.cost_ms is None else finding.cost_ms
+    """What a finding costs the step, in ms, as reports tell it; else what its rule bounds."""
+    return gain_ms(finding) if finding.told_ms is None else finding.told_ms
 
 
 def is_compute_bound(measurements: Measurements, step: float) -> bool:
@@ -155,7 +155,8 @@ def lost_compute(ledger: Ledger | None, step: float) -> tuple[LedgerCause, ...]:
 def is_told(finding: Finding, told: Sequence[LedgerCause]) -> bool:
     """True if a finding costs no more than those of some causes that it tells."""
     mine = [one.share_ms for one in told if finding.rule_id in (one.id, *one.told_by)]
-    return bool(mine) and cost_ms(finding) <= sum(mine) * (1 + WORTH)
+    cost = gain_ms(finding) if finding.cost_ms is None else finding.cost_ms
+    return bool(mine) and cost <= sum(mine) * (1 + WORTH)
 
 
 def compute_bound(

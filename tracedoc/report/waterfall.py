@@ -15,7 +15,10 @@ LEAST_SHARE = 0.01
 
 TODAY, IDEAL, UNTOLD = "today", "ideal", "untold"
 
-ALONE = "alone: what mending only this saves; causes that overlap save less, or each the same time"
+ALONE = (
+    "part: each millisecond counted once, for one cause; alone: how much shorter the step is if only this is "
+    "mended: more where it shares time with another cause, less where that would then set the pace"
+)
 """What the column of :attr:`WaterfallLine.alone` says."""
 
 
@@ -80,19 +83,19 @@ def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLin
     large = [one for one in costly if one.share_ms >= LEAST_SHARE * step_ms]
     if len(costly) == len(large) + 1:
         large = costly
-    apart = any(is_apart(one.share_ms, one.alone_ms[1]) for one in large)
-    for cause in large:
-        left_ms -= cause.share_ms
-        number = next((n for n, one in enumerate(findings, 1) if one.rule_id in cause.told_by), 0)
+    rows = list(_rows(large, findings))
+    apart = any(is_apart(one.ms, one.alone_ms) for one in rows)
+    for row in rows:
+        left_ms -= row.ms
         yield WaterfallLine(
-            key=findings[number - 1].severity if number else UNTOLD,
-            words=cause.words,
-            ms=cause.share_ms,
-            share=_share(cause.share_ms, step_ms),
+            key=findings[row.number - 1].severity if row.number else UNTOLD,
+            words=row.largest.words,
+            ms=row.ms,
+            share=_share(row.ms, step_ms),
             start=_share(left_ms, step_ms),
-            note=cause_note(cause),
-            number=number,
-            alone=saved_words(cause.alone_ms[1]) if apart else "",
+            note=row.note,
+            number=row.number,
+            alone=saved_words(row.alone_ms) if apart else "",
         )
     small = costly[len(large) :]
     if small:
@@ -101,6 +104,41 @@ def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLin
         yield WaterfallLine(UNTOLD, words, ms, _share(ms, step_ms), start)
     share = _share(ledger.ideal_ms, step_ms)
     yield WaterfallLine(IDEAL, "ideal step", ledger.ideal_ms, share, note=unexplained_words(ledger))
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """All causes that one finding tells, in the words of the ``largest``, or one that none tells.
+
+    They have ``ms`` of the step as their part, and mending only these saves ``alone_ms``.
+    """
+
+    largest: LedgerCause
+    ms: float
+    alone_ms: float
+    number: int
+    note: str
+
+
+def _rows(causes: Sequence[LedgerCause], findings: Sequence[Finding]) -> Iterator[_Row]:
+    """The rows of large causes, the largest first: of a finding that tells several there is one."""
+    told: dict[tuple[int, ...], list[LedgerCause]] = {}
+    for place, cause in enumerate(causes):
+        numbers = tuple(n for n, one in enumerate(findings, 1) if one.rule_id in cause.told_by)
+        told.setdefault(numbers or (-place,), []).append(cause)
+    rows = []
+    for numbers, group in told.items():
+        finding = findings[numbers[0] - 1] if numbers[0] > 0 else None
+        alone_ms = finding.alone_ms if finding is not None and len(numbers) == 1 else None
+        rows.append(
+            _Row(
+                group[0],
+                sum(one.share_ms for one in group),
+                group[0].alone_ms[1] if alone_ms is None else alone_ms,
+                max(numbers[0], 0),
+                cause_note(group[0], finding),
+            )
+        )
+    yield from sorted(rows, key=lambda one: -one.ms)
 
 
 def _share(ms: float, step_ms: float) -> float:
@@ -117,14 +155,17 @@ def unexplained_words(ledger: Ledger) -> str:
     return f"unexplained: the replay takes {format_ms(-ledger.unexplained_ms)} longer than measured"
 
 
-def cause_note(cause: LedgerCause) -> str:
-    """On which ranks and where a cause is seen, and what hides it."""
+def cause_note(cause: LedgerCause, finding: Finding | None = None) -> str:
+    """On which ranks and where a cause is seen, and what hides it, or the ``finding`` that tells it."""
     parts = []
     if cause.ranks:
         parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
     if cause.place:
         parts.append(cause.place)
-    other = cause.partner or cause.shared_with
-    if other and is_apart(cause.share_ms, cause.alone_ms[1]):
-        parts.append(f"{'hidden by' if cause.partner else 'shared with'} {CAUSE_WORDS.get(other, other)}")
+    hidden, other = bool(cause.partner), cause.partner or cause.shared_with
+    other = CAUSE_WORDS.get(other, other) if is_apart(cause.share_ms, cause.alone_ms[1]) else ""
+    if finding is not None:
+        hidden, other = finding.together_ms is not None, finding.overlaps
+    if other:
+        parts.append(f"{'hidden by' if hidden else 'shared with'} {other}")
     return "; ".join(parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Finding, Gain
 from tracedoc.idle_causes import WORDS
-from tracedoc.ledger import alone_words
+from tracedoc.ledger import saved_words
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PathPiece, Predicted
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -77,11 +77,14 @@ WITHOUT = " without it"
 
 def cost_text(finding: Finding, step_ms: float | None) -> str:
     """What a finding's causes cost the step, in words; "" where the ledger has none of them."""
-    if finding.cost_ms is None or not step_ms:
+    if finding.told_ms is None or not step_ms:
         return ""
-    share = format_percent(finding.cost_ms / step_ms)
-    costs = f"costs {format_ms(finding.cost_ms)} of the {format_ms(step_ms)} step ({share})"
-    return ", ".join(filter(None, (costs, alone_words(finding.cost_ms, finding.alone_ms))))
+    share = format_percent(finding.told_ms / step_ms)
+    costs = f"{format_ms(finding.told_ms)} of the {format_ms(step_ms)} step ({share})"
+    if finding.together_ms is not None:
+        alone = saved_words(finding.alone_ms or 0.0)
+        return f"costs {alone} alone, {costs} together with {finding.overlaps}"
+    return f"costs {costs}{finding.overlaps and f', in part shared with {finding.overlaps}'}"
 
 
 def played_text(fix: Predicted | None) -> str:
@@ -93,7 +96,8 @@ def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
     """What a finding saves, in words; "" for nothing.
 
     A gain that was played reads as a change of the step of ``step_ms``, others as ``saves up to 31 ms a
-    step``, of the mean step where that is another one.
+    step``, of the mean step where that is another one. A small one that is what the causes cost is not told
+    again.
     """
     if gain is None or gain.high_ms <= 0:
         return ""
@@ -102,7 +106,7 @@ def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
         if gain.likely_ms < LEAST_SHARE * of_ms:
             return "saves nothing alone"
         if gain.likely_ms < ABOUT * of_ms:
-            return f"saves about {format_ms(gain.likely_ms)} a step"
+            return "" if gain.basis == "ledger" else f"saves about {format_ms(gain.likely_ms)} a step"
         after_ms = tuple(max(of_ms - ms, 0.0) for ms in (gain.high_ms, gain.likely_ms, gain.low_ms))
         change = format_step_change(of_ms, (after_ms[0], after_ms[1], after_ms[2]))
         return change if gain.basis == "replay" else f"{change}{WITHOUT}"

@@ -108,7 +108,7 @@ def _finding(view: FindingView, names: tuple[str, ...], *, most_fixes: int) -> A
     fixes = [_fix(fix) for fix in view.fixes[:most_fixes]]
     played = bool(view.fixes) and view.fixes[0].predicted is not None
     gain = {} if played else {"saves": view.gain, "gain": view.finding.gain}  # one number for one thing
-    return answer | {"cost_ms": view.finding.cost_ms} | gain | {"fixes": fixes}
+    return answer | {"cost_ms": view.finding.told_ms} | gain | {"fixes": fixes}
 
 
 def _fix(fix: Fix) -> Answer:
