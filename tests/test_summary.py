@@ -284,7 +284,7 @@ def test_a_note_of_a_cpu_run_is_named_by_what_its_cause_costs(
     measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
     diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
     note = replace(diagnosis.findings[0], title="CPU contention: threads wait", topic="host", severity="note")
-    note = replace(note, gain=Gain(0.0, 50.0, "ceiling"), cost_ms=share_ms, fixes=())
+    note = replace(note, gain=Gain(0.0, 50.0, "ceiling"), cost_ms=share_ms, alone_ms=None, fixes=())
     cause = LedgerCause("link.slow", share_ms, (0.0, 0.0, 0.0), share_ms, told_by=(note.rule_id,))
     ledger = Ledger(100.0, 100.0 - share_ms, 0.0, (cause,))
     words = healthy(measurements, [note], diagnosis.run, 100.0, ledger)

@@ -165,3 +165,9 @@ def _significant(value: float) -> str:
     else:
         text = f"{value:.2g}"
     return text.rstrip("0").rstrip(".") if "." in text and "e" not in text else text
+
+
+def lowered(text: str) -> str:
+    """A text within a sentence: without its capital, unless its first word is a name such as DDP."""
+    first = text.partition(" ")[0]
+    return text[0].lower() + text[1:] if first[1:].islower() or len(first) == 1 else text

@@ -40,9 +40,20 @@ def text_of(view: View, **how: object) -> str:
 @pytest.mark.parametrize("made", [sharded, sample])
 def test_each_time_of_the_ledger_is_the_same_in_text_page_and_comment(made) -> None:
     diagnosis = made()
-    ledger = json.loads(to_json(diagnosis))["ledger"]
+    found = json.loads(to_json(diagnosis))
+    ledger = found["ledger"]
     least = LEAST_SHARE * ledger["step_ms"]
-    times = {CAUSE_WORDS[one["id"]]: one["share_ms"] for one in ledger["causes"]}
+    titles = {one["rule_id"]: one["title"].partition(": ")[0].lower() for one in found["findings"]}
+    told: dict[str, list[dict]] = {}
+    for one in ledger["causes"]:
+        if one["share_ms"] >= least:
+            told.setdefault(one["told_by"][0] if one["told_by"] else one["id"], []).append(one)
+    times = {
+        titles[name] if len(several) > 1 else CAUSE_WORDS[several[0]["id"]]: sum(
+            one["share_ms"] for one in several
+        )
+        for name, several in told.items()
+    }
     text = text_of(build_view(diagnosis), width=250)
     rows = [re.sub("<[^>]*>", " ", row) for row in re.findall("(?s)<li class=.*?</li>", page(diagnosis))]
     table = [row for row in render(diagnosis, "markdown").split("\n") if row.startswith("|")]
@@ -79,7 +90,8 @@ def test_each_cost_and_each_predicted_step_is_the_same_in_text_page_and_comment(
     for one in found["findings"]:
         if one["cost_ms"] is not None:
             told += 1
-            words = f"costs {format_ms(one['cost_ms'])} of the {step} step"
+            ms = one["alone_ms"] if one["together_ms"] is None else one["together_ms"]
+            words = f"{format_ms(ms or one['cost_ms'])} of the {step} step"
             assert all(words in text.replace("\N{NO-BREAK SPACE}", " ") for text in surfaces), words
     for one in found["plan"]:
         told += 1

@@ -19,9 +19,10 @@ from tracedoc.facts.measure_run import Availability, Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.ledgered import concluded
 from tracedoc.judge.rule import AtMost, Rule, RuleFix
-from tracedoc.ledger import Ledger, LedgerCause, Range, alone_words
+from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.predicted import Predicted
 from tracedoc.ranks.run_view import build_run_view
+from tracedoc.report.words import cost_text
 
 
 def measured(*, is_cpu: bool = False, confidence: str = "high", step_ms: float = 100.0) -> Measurements:
@@ -298,15 +299,19 @@ def test_a_cause_that_is_the_time_of_another_is_told_with_it(alone_ms: float, ru
     assert ledger.causes[1].told_by == rules
 
 
-def test_a_finding_costs_its_share_and_says_what_mending_it_alone_saves() -> None:
+def test_a_finding_is_told_with_what_mending_it_alone_saves() -> None:
     """15 ms alone of which 9 are another's share: mending either saves them."""
-    told, plain = cause("host.sync", 6.0, (14.0, 15.0, 16.0)), cause("input.wait", 9.0, (7.0, 8.0, 9.0))
+    shared = cause("host.sync", 6.0, (14.0, 15.0, 16.0))
+    told, plain = replace(shared, shared_with="input.wait"), cause("input.wait", 9.0, (7.0, 8.0, 9.0))
     pair = rule("syncs", cause=("host.sync",)), finding("syncs", 40.0)
     found = conclude([told, plain], pair)[0].findings
     costs = {one.id: (one.cost_ms, one.alone_ms) for one in found}
     assert costs == {"syncs": (6.0, 15.0), "input.wait": (9.0, 8.0)}
-    assert [alone_words(*costs[name]) for name in ("syncs", "input.wait")] == ["alone it saves 15 ms", ""]
-    assert alone_words(6.0, 0.0) == "alone it saves nothing"
+    assert [(one.told_ms, one.overlaps) for one in found] == [(15.0, "waiting for the next batch"), (8.0, "")]
+    assert [cost_text(one, 100.0) for one in found] == [
+        "costs 15 ms of the 100 ms step (15 %), in part shared with waiting for the next batch",
+        "costs 8 ms of the 100 ms step (8 %)",
+    ]
 
 
 def test_a_cause_that_no_rule_tells_has_the_reason_and_the_known_fixes_of_one_for_it() -> None:
@@ -348,22 +353,23 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a rule tells the cause or none does; one that names both has no need to."""
-    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (12.0, 14.0, 15.0))
+    both_ms = {1: (0.0, 1.0, 2.0), 2: (12.0, 14.0, 15.0)}
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: both_ms[len(ids)])
     causes = [cause("link.slow", 20.0, (0.0, 1.0, 2.0), partner="host.sync"), cause("host.sync", 20.0)]
     pairs = [(rule("slow", cause=("link.slow",)), finding("slow", 30.0))] if told else []
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
-    says = (
-        " Another limit takes about as long at the same time (the host waits for the GPU): removing only this"
-        " saves 1 ms, both 14 ms."
+    slow = found["slow" if told else "link.slow"]
+    assert (slow.together_ms, slow.overlaps) == (14.0, "waits of the host for the GPU")
+    assert cost_text(slow, 100.0) == (
+        "costs 1 ms alone, 14 ms of the 100 ms step (14 %) together with waits of the host for the GPU"
     )
-    assert found["slow" if told else "link.slow"].message.endswith(says)
     # Without the one 1 ms is saved, without both no more than a tenth of 20 ms beyond that.
-    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (1.0, 2.9, 4.0))
+    both_ms[2] = (1.0, 2.9, 4.0)
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
-    assert "at the same time" not in found["slow" if told else "link.slow"].message
+    assert found["slow" if told else "link.slow"].together_ms is None
     both = rule("both", cause=("link.slow", "host.sync")), finding("both", 30.0)
     (one,) = conclude(causes, both)[0].findings
-    assert one.message == "It is so."
+    assert (one.message, one.overlaps) == ("It is so.", "")
 
 
 @pytest.mark.parametrize(

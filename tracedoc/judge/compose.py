@@ -32,7 +32,6 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.first_line import summarise
 from tracedoc.judge.fixes import fitting_first
-from tracedoc.judge.without_warning import lowered
 from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
@@ -44,7 +43,7 @@ from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.topics.compute.throughput import samples_per_step, tokens_per_step
 from tracedoc.topics.step.rank import step_ms
-from tracedoc.units import format_ranges
+from tracedoc.units import format_ranges, lowered
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.path_in_picture import path_in_picture
 from tracedoc.whatif.predictions import run_replay

@@ -18,7 +18,6 @@ from tracedoc.judge.without_warning import (
     is_compute_bound,
     is_told,
     lost_compute,
-    lowered,
     number,
 )
 from tracedoc.ledger import Ledger
@@ -28,7 +27,7 @@ from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.topics.straggler.rank import foreign_turns_ms
-from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change
+from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change, lowered
 from tracedoc.whatif.ledger import alone_of
 
 NAMED_FINDINGS = 2

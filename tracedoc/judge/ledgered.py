@@ -387,7 +387,7 @@ def _severity(
     """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
 
     The partner itself weighs its share too: mending both gives both. The middle between the lower end and
-    what is likely makes a warning at most, and so does what saves next to nothing alone.
+    what is likely makes a warning at most.
     """
     if causes and all(one.id in INHERENT for one in causes):
         return "note"
@@ -404,8 +404,6 @@ def _severity(
     likely = severity_by_share(middle / ledger.step_ms, confidence)
     least = severity_by_share(weight / ledger.step_ms, confidence)
     severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
-    if alone_ms[1] < WORTH * ledger.step_ms:
-        severity = max(severity, "warning", key=SEVERITIES.index)
     if causes and all(one.id in BY_DEFAULT for one in causes):
         severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity

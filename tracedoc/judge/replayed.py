@@ -58,8 +58,9 @@ def with_predictions(
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, today)
+    told = _after_plan(replay, findings, plan, today)
     report = replace(report, more_ranks=on_more_ranks(replay, today))
-    return replace(judgement, findings=tuple(findings)), report, plan
+    return replace(judgement, findings=tuple(told)), report, plan
 
 
 def _of_ranks(rule: Rule) -> bool:
@@ -242,6 +243,35 @@ def make_plan(
             if other[0] != place[0] and one.name != distinct[best].name
         }
     return tuple(plan)
+
+
+def _after_plan(
+    replay: RunReplay, findings: Sequence[Finding], plan: Sequence[PlanStep], of_ms: float
+) -> list[Finding]:
+    """The findings whose fixes, not planned and without a use by themselves, have the step after the plan."""
+    useless = {
+        str(request): request
+        for finding in findings
+        for (_, number), request in _requests([finding]).items()
+        if request.name in NOT_PLANNED and saves_nothing(finding.fixes[number])
+    }
+    chosen = [parse_request(one.change) for one in plan]
+    least = plan[-1].step_ms[1] - LEAST_SHARE * of_ms if plan else 0.0
+    found = _predictions(replay, chosen, useless) if plan and useless else {}
+    steps = {text: after(one.gain_ms, of_ms) for text, one in found.items()}
+    steps = {text: step_ms for text, step_ms in steps.items() if step_ms[1] <= least}
+    return [
+        replace(
+            one,
+            fixes=tuple(
+                replace(fix, after_plan_ms=steps.get(str(parse_request(fix.replays)))) if fix.replays else fix
+                for fix in one.fixes
+            ),
+        )
+        if steps
+        else one
+        for one in findings
+    ]
 
 
 def _beyond(gain_ms: Range, saved: Range) -> Range:

@@ -13,7 +13,7 @@ from tracedoc.judge.ledgered import INHERENT, WORTH
 from tracedoc.ledger import Ledger, LedgerCause
 from tracedoc.topics.compute.rank import reached_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
-from tracedoc.units import format_ms, format_percent, format_step_change
+from tracedoc.units import format_ms, format_percent, format_step_change, lowered
 
 CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
 """What the first line says of a CPU step that is mostly idle for a reason that no rule looks for."""
@@ -185,9 +185,3 @@ def compute_bound(
 def _short_name(finding: Finding) -> str:
     """The usual name of a finding's cause within a sentence."""
     return lowered(finding.title.partition(": ")[0])
-
-
-def lowered(text: str) -> str:
-    """A text within a sentence: without its capital, unless its first word is a name such as DDP."""
-    first = text.partition(" ")[0]
-    return text[0].lower() + text[1:] if first[1:].islower() or len(first) == 1 else text

@@ -16,8 +16,9 @@ from tracedoc.report.charts.bars import by_cause
 from tracedoc.report.charts.path_line import level_of
 from tracedoc.report.clock import LATEST_MS, CommonClock
 from tracedoc.report.figures import colours, figure_bytes, new_figure, page_style, paint
+from tracedoc.report.split import segments
 from tracedoc.report.texts import one_line
-from tracedoc.report.view import FindingView, View, build_view, segments
+from tracedoc.report.view import FindingView, View, build_view
 from tracedoc.report.waterfall import IDEAL, TODAY, UNTOLD, Waterfall
 from tracedoc.report.words import STATES
 from tracedoc.units import format_ms

@@ -17,10 +17,10 @@ from tracedoc.errors import failure
 from tracedoc.judge.fixes import framework_name
 from tracedoc.report.charts.detail_tables import Table as Cells
 from tracedoc.report.charts.detail_tables import collective_table, kernel_table, phase_table, unit_table
+from tracedoc.report.split import Segment
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
     FindingView,
-    Segment,
     View,
     budget_words,
     holds_text,
@@ -270,13 +270,12 @@ def _finding(console: Console, view: FindingView, run: str, *, whole: bool = Fal
     """Show a finding with its first fix, or ``whole`` with its reasoning and every fix that fits."""
     finding = view.finding
     style = _STYLES.get(finding.severity, "bold")
-    preview = " (preview rule)" if finding.status != "stable" else ""
     console.print(
         Text.assemble(
             (f"{view.number}  ", "bold"),
             (finding.severity, style),
             (f"  {one_line(finding.title)}", "bold"),
-            (f"  [{finding.rule_id}]{preview}", "dim"),
+            (f"  [{finding.rule_id}]", "dim"),
         )
     )
     _hanging(console, 3, "", Text(one_line(finding.message)))

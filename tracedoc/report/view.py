@@ -9,10 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import (
-    BUDGET_PARTS,
     SEVERITIES,
     BudgetCheck,
-    BudgetParts,
     Comparison,
     Diagnosis,
     Evidence,
@@ -23,9 +21,9 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
-from tracedoc.idle_causes import WORDS
-from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, fitting_first, framework_name
+from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, changes_training, fitting_first, framework_name
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
+from tracedoc.report.split import Segment, overlap_words, segments, with_notes
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
 from tracedoc.report.words import WITHOUT, cost_text, gain_text, played_text
@@ -35,6 +33,8 @@ from tracedoc.units import (
     format_percent,
     format_quantity,
     format_ranges,
+    format_step_change,
+    lowered,
     three_digits,
 )
 
@@ -53,9 +53,6 @@ EVIDENCE_SHOWN = 8
 LONGEST_COMMAND = 200
 """Letters of the job's command that are shown; the JSON has all of it."""
 
-LEAST_COPY_SHARE = 0.02
-"""Share of the step from which exposed copies are shown with where they run."""
-
 LIMITS_OF_A_KIND = 3
 """Limits with one code that are shown in full; hundreds of ranks often share one."""
 
@@ -66,16 +63,6 @@ _SCRIPT_LINE = re.compile(
 
 SAME_STEP = 0.02
 """The analysed step is named beside the mean one where it differs by more than this share of it."""
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """One part of a step: its share is of the whole step, ``note`` names the largest causes."""
-
-    key: str
-    label: str
-    ms: float
-    share: float
-    note: str = ""
 
 
 class FindingView(msgspec.Struct, frozen=True):
@@ -150,30 +137,39 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
         throughput=_throughput(diagnosis),
         waterfall=build_waterfall(diagnosis, jobs),
         where=_where(diagnosis),
-        segments=_with_copies(segments(budget, on_cpu=diagnosis.run.device == "CPU"), diagnosis)
+        segments=with_notes(segments(budget, on_cpu=diagnosis.run.device == "CPU"), diagnosis)
         if budget
         else (),
-        overlap=_overlap(budget, diagnosis) if budget else "",
+        overlap=overlap_words(budget) if budget else "",
         findings=findings,
         limits=_limits(diagnosis.limits, [one for one in ordered if is_guard(one)]),
-        outcomes=_outcomes(diagnosis, {one.rule_id for one in ordered if is_guard(one)}),
+        outcomes=_outcomes(diagnosis),
         unplanned=tuple(_unplanned(diagnosis.plan, findings)),
     )
 
 
 def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Iterator[str]:
-    """What is said beside a plan of the first fixes of warnings that it is without."""
+    """What is said beside a plan of the first fixes of warnings that it is without, and of a larger batch."""
     planned = {one.fix.rpartition("/")[0] for one in plan}
-    told: dict[str, list[FindingView]] = {}
+    told: dict[str, list[tuple[FindingView, Fix]]] = {}
     for item in findings if plan else ():
-        if item.fixes and item.finding.severity != "note" and item.finding.id not in planned:
-            told.setdefault(item.fixes[0].title, []).append(item)
+        first = item.fixes[:1] if item.finding.id not in planned else ()
+        for fix in (*first, *(one for one in item.fixes if changes_training(one) and one not in first)):
+            if item.finding.severity != "note":
+                told.setdefault(fix.title, []).append((item, fix))
     for title, items in told.items():
-        item, fix = items[0], items[0].fixes[0]
-        numbers = format_ranges([one.number for one in items])
+        item, fix = items[0]
+        numbers = format_ranges([one.number for one, _ in items])
         what = f"{title} ({'finding' if len(items) == 1 else 'findings'} {numbers})"
         if fix.replays.partition(" ")[0] in NOT_PLANNED:
-            yield f"{what}: not planned, as it changes the batch or the precision"
+            changes = f"it changes the {'batch' if changes_training(fix) else 'precision'}"
+            if fix.after_plan_ms is not None:
+                after = format_step_change(plan[-1].step_ms[1], fix.after_plan_ms)
+                yield f"after these, {lowered(what)}: {after}; {changes}"
+            elif played := played_text(fix.predicted):
+                yield f"or {lowered(what)}: {played}; {changes}"
+            else:
+                yield f"{what}: not planned, as {changes}"
         elif fix.predicted is None:
             whole = f"; without all of finding {item.number}: {item.gain.removesuffix(WITHOUT)}"
             yield f"{what}: not replayed{item.gain and whole}"
@@ -204,34 +200,6 @@ def tried_words(one: Tried) -> str:
     if one.before_ms is None or one.after_ms is None:
         return f"tried: {one.verdict}"
     return f"tried: {three_digits(one.before_ms)} -> {three_digits(one.after_ms)} ms, {one.verdict}"
-
-
-def segments(budget: BudgetParts, *, on_cpu: bool = False) -> tuple[Segment, ...]:
-    """The parts of a budget that are not empty, in the order of the bar; ``on_cpu`` chooses the words."""
-    whole = budget.step_ms
-    found = []
-    for key, label, field in BUDGET_PARTS:
-        ms = float(getattr(budget, field))
-        if ms <= 0 or whole <= 0:
-            continue
-        note = _causes(budget.idle_causes_ms, on_cpu=on_cpu) if key == "idle" else ""
-        found.append(Segment(key, label, ms, ms / whole, note))
-    return tuple(found)
-
-
-def _with_copies(parts: tuple[Segment, ...], diagnosis: Diagnosis) -> tuple[Segment, ...]:
-    """Return the parts with a note at exposed copies: how much of them is between host and device."""
-    host_ms = diagnosis.number("exposed_host_copy_ms")
-    by_key = {part.key: part for part in parts}
-    copy = by_key.get("copy")
-    if host_ms is None or copy is None or copy.share < LEAST_COPY_SHARE:
-        return parts
-    note = f"{format_ms(host_ms)} between host and device, the rest within it"
-    if host_ms < 0.02 * copy.ms:
-        note = "within the device"
-    elif host_ms > 0.98 * copy.ms:
-        note = "between host and device"
-    return tuple((by_key | {"copy": replace(copy, note=note)}).values())
 
 
 def is_guard(finding: Finding) -> bool:
@@ -330,7 +298,7 @@ def _throughput(diagnosis: Diagnosis) -> str:
         return rates
     low, likely, high = (f"{one:.0f}" if one >= 9.95 else f"{one:.1f}" for one in hours)
     span = "" if low == high else f" ({low} to {high})"
-    back = f"the fixes save about {likely} of {24 * run.world_size} GPU-hours a day{span}"
+    back = f"the fixes named above save about {likely} of {24 * run.world_size} GPU-hours a day{span}"
     return f"{rates}; {back}" if rates else f"{back[0].upper()}{back[1:]}"
 
 
@@ -349,10 +317,10 @@ def _run_line(diagnosis: Diagnosis) -> str:
         parts.append(f"{_count(seen, 'rank')} seen")
     else:
         parts.append(f"{seen} of {_count(run.world_size, 'rank')}")
-    if run.backend:
+    if run.backend and (run.world_size or seen) > 1:
         parts.append(run.backend)
     parts.append(_strategy(run))
-    parts.append(f"{_count(run.steps_judged, 'step')} analysed" if run.steps_judged else "no complete step")
+    parts.append(f"{_count(run.steps_judged, 'step')} analysed" if run.steps_judged else _no_step(diagnosis))
     if (mfu := diagnosis.number("mfu_frac")) is not None:
         hfu = diagnosis.number("hfu_frac") or mfu
         again = f" ({format_percent(hfu)} HFU)" if format_percent(hfu) != format_percent(mfu) else ""
@@ -360,6 +328,13 @@ def _run_line(diagnosis: Diagnosis) -> str:
     if run.cycle is not None and len(run.cycles) > 1:
         parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
     return ", ".join(part for part in parts if part)
+
+
+def _no_step(diagnosis: Diagnosis) -> str:
+    """On how many ranks no step is complete."""
+    without = sum(not any(step.complete for step in rank.steps) for rank in diagnosis.ranks)
+    ranks = len(diagnosis.ranks)
+    return f"no complete step{f' on {without} of {ranks} ranks' if without < ranks else ''}"
 
 
 def _length(diagnosis: Diagnosis) -> str:
@@ -388,48 +363,6 @@ def _where(diagnosis: Diagnosis) -> str:
         return f"observed: {format_ms(budget.step_ms)}"
     step = "whole capture" if budget.at.step is None else f"step {budget.at.step}"
     return f"observed on rank {budget.at.rank}, {step}: {format_ms(budget.step_ms)}"
-
-
-MESSAGES = ("link.", "order.", "pipeline.transfer")
-"""How the ids of causes of exposed communication begin."""
-
-
-def _overlap(budget: BudgetParts, diagnosis: Diagnosis) -> str:
-    """How much communication compute hides, and how much that is exposed counts with other causes.
-
-    The latter is told of a step that stands for the mean one, and not on CPUs, where hosts wait in messages.
-    """
-    if budget.comm_ms <= 0 or budget.overlap_frac is None:
-        return ""
-    text = (
-        f"{format_ms(budget.comm_ms)} of communication in the step, "
-        f"{format_percent(budget.overlap_frac)} of it behind compute"
-    )
-    if budget.blocking_comm_ms is not None:
-        held = format_ms(budget.blocking_comm_ms) if budget.blocking_comm_ms > 0 else "none of it"
-        text += f"; {held} blocks compute"
-    ledger, least = diagnosis.ledger, LEAST_SHARE * budget.step_ms
-    if ledger is None or abs(ledger.step_ms - budget.step_ms) > least or diagnosis.run.device == "CPU":
-        return text
-    costs_ms = sum(one.share_ms for one in ledger.causes if one.id.startswith(MESSAGES))
-    others_ms = budget.exposed_comm_unsplit_ms + budget.exposed_transfer_ms - costs_ms
-    if others_ms > least:
-        text += f"; {format_ms(others_ms)} of what is exposed counts with other causes"
-    return text
-
-
-def _causes(causes: dict[str, float], most: int = 3, *, on_cpu: bool = False) -> str:
-    noise = 0.02 * sum(causes.values())
-    largest = sorted(((ms, cause) for cause, ms in causes.items() if ms > noise), key=lambda pair: -pair[0])
-    words = [f"{_idle_words(cause, on_cpu=on_cpu)} {format_ms(ms)}" for ms, cause in largest[:most]]
-    return ", ".join(words)
-
-
-def _idle_words(cause: str, *, on_cpu: bool) -> str:
-    words = WORDS.get(cause)
-    if words is None:
-        return cause.replace("_", " ")
-    return (words.on_cpu if on_cpu else "") or words.idle
 
 
 def _limits(limits: tuple[Limit, ...], guards: list[Finding]) -> tuple[LimitView, ...]:
@@ -465,23 +398,16 @@ def _few_of_each(limits: tuple[Limit, ...]) -> tuple[Limit, ...]:
     return tuple(shown)
 
 
-def _outcomes(diagnosis: Diagnosis, guards: set[str]) -> str:
-    """Rules by outcome, in words; ``guards`` are those whose findings stand among the limits."""
+def _outcomes(diagnosis: Diagnosis) -> str:
+    """How many rules passed, do not apply, or could not be judged; the findings speak for others."""
     words = {
-        "finding": "found",
-        "guard": "shown as a limit",
         "pass": "passed",
-        "yielded": "part of another finding",
         "not_applicable": "not applicable",
-        "unknown": "not judged",
+        "unknown": "not judged from this trace",
         "error": "failed",
     }
-    outcomes = [
-        "guard" if verdict.outcome == "finding" and verdict.rule_id in guards else verdict.outcome
-        for verdict in diagnosis.verdicts
-    ]
-    counts = {outcome: outcomes.count(outcome) for outcome in words}
-    said = [f"{count} {words[outcome]}" for outcome, count in counts.items() if count]
+    outcomes = [verdict.outcome for verdict in diagnosis.verdicts]
+    said = [f"{count} {words[outcome]}" for outcome in words if (count := outcomes.count(outcome))]
     rules = _count(len(diagnosis.verdicts), "rule")
     if diagnosis.rules_left_out:
         total = len(diagnosis.verdicts) + diagnosis.rules_left_out

@@ -8,7 +8,7 @@ import msgspec
 
 from tracedoc.diagnosis import Diagnosis, Finding
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, is_apart, saved_words
-from tracedoc.units import format_ms, format_percent, format_ranges
+from tracedoc.units import format_ms, format_percent, format_ranges, lowered
 
 LEAST_SHARE = 0.01
 """Causes below this share of the step are one line; so much that is not explained is not told."""
@@ -89,7 +89,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLin
         left_ms -= row.ms
         yield WaterfallLine(
             key=findings[row.number - 1].severity if row.number else UNTOLD,
-            words=row.largest.words,
+            words=row.words,
             ms=row.ms,
             share=_share(row.ms, step_ms),
             start=_share(left_ms, step_ms),
@@ -107,12 +107,12 @@ def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLin
 
 
 class _Row(msgspec.Struct, frozen=True):
-    """All causes that one finding tells, in the words of the ``largest``, or one that none tells.
+    """A cause, or all that one finding tells, in the words of its title.
 
     They have ``ms`` of the step as their part, and mending only these saves ``alone_ms``.
     """
 
-    largest: LedgerCause
+    words: str
     ms: float
     alone_ms: float
     number: int
@@ -131,7 +131,7 @@ def _rows(causes: Sequence[LedgerCause], findings: Sequence[Finding]) -> Iterato
         alone_ms = finding.alone_ms if finding is not None and len(numbers) == 1 else None
         rows.append(
             _Row(
-                group[0],
+                lowered(finding.title.partition(": ")[0]) if finding and len(group) > 1 else group[0].words,
                 sum(one.share_ms for one in group),
                 group[0].alone_ms[1] if alone_ms is None else alone_ms,
                 max(numbers[0], 0),

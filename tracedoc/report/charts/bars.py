@@ -9,7 +9,7 @@ import msgspec
 from tracedoc.diagnosis import BUDGET_PARTS, BudgetParts, Diagnosis, Gain, RankReport, StepBudget
 from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.charts.over_time import TimeScale
-from tracedoc.report.view import Segment, segments
+from tracedoc.report.split import Segment, segments
 from tracedoc.report.words import STATES
 from tracedoc.units import format_ms, format_percent, format_step_change
 

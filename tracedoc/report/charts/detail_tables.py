@@ -49,8 +49,13 @@ class Table(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, rows=self.rows[:most])
 
 
+SHORTEST_PHASE_MS = 0.001
+"""Shorter phases are no rows of the table."""
+
+
 def phase_table(phases: Sequence[PhaseRow]) -> Table | None:
     """Return the phases of the analysed step; ``None`` without any."""
+    phases = [row for row in phases if row.span_ms >= SHORTEST_PHASE_MS]
     communicates = any(row.comm_ms for row in phases)
     columns: list[Column[PhaseRow]] = [
         ("Phase", False, lambda row: one_line(phase_name(row.phase))),
