@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ settings.load_profile("untimed")
 
 # No test depends on what was measured before, or leaves anything with the user.
 os.environ["TRACEDOC_CACHE"] = "off"
+
+# Hundreds of tests start processes: without bytecode each of them compiles tracedoc anew, which takes 0.7 s.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

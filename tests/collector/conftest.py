@@ -45,7 +45,7 @@ class Collect(Protocol):
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def start(

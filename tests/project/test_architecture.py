@@ -88,6 +88,7 @@ def table() -> tuple[Row, ...]:
     return tuple(rows)
 
 
+@cache
 def row_of(module: str) -> Row:
     """The row that holds for a module: that with the longest name that fits."""
     fitting = [(len(name), row) for row in table() for name in row.rooms if lies_in(module, {name})]
@@ -125,32 +126,40 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path) for path in SOURCES}
 
 
-@cache
-def imports_of(path: Path) -> tuple[tuple[str, bool, int], ...]:
-    """Every imported name of a file, whether a function holds the import, and its line.
+@dataclass(frozen=True)
+class Source:
+    """What a file imports, whether a function holds the import, and its line; and its literals.
 
     Imports for type checkers only count like any other: they tie rooms together just as well.
     """
+
+    imports: tuple[tuple[str, bool, int], ...]
+    literals: frozenset[object]
+
+
+@cache
+def source(path: Path) -> Source:
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    local = {
-        id(node)
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
-    found: list[tuple[str, bool, int]] = []
-    for node in ast.walk(tree):
+    imports: list[tuple[str, bool, int]] = []
+    literals = set()
+    waiting: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while waiting:
+        node, local = waiting.pop()
         if isinstance(node, ast.Import):
-            found += [(alias.name, id(node) in local, node.lineno) for alias in node.names]
+            imports += [(alias.name, local, node.lineno) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: write imports in full"
-            found += [(f"{node.module}.{alias.name}", id(node) in local, node.lineno) for alias in node.names]
-    return tuple(found)
+            imports += [(f"{node.module}.{alias.name}", local, node.lineno) for alias in node.names]
+        elif isinstance(node, ast.Constant):
+            literals.add(node.value)
+        within = local or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        waiting += [(child, within) for child in ast.iter_child_nodes(node)]
+    return Source(tuple(imports), frozenset(literals))
 
 
 def own_imports(path: Path) -> Iterator[tuple[str, bool, int]]:
     """The modules of tracedoc that a file imports; names of the package itself are left out."""
-    for imported, local, line in imports_of(path):
+    for imported, local, line in source(path).imports:
         parts = imported.split(".")[1:] if imported.startswith("tracedoc.") else []
         while parts and ".".join(parts) not in MODULES:
             parts.pop()
@@ -167,13 +176,13 @@ def lies_in(module: str, rooms: set[str] | frozenset[str]) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_imports_follow_the_table(path: Path) -> None:
-    row = row_of(module_of(path))
-    for module, local, line in own_imports(path):
-        allowed = row.anywhere | row.inside_functions if local else row.anywhere
-        follows = row_of(module) == row or lies_in(module, allowed)
-        assert follows, f"{path}:{line}: {module_of(path)} may not import {module}"
+def test_imports_follow_the_table() -> None:
+    for path in SOURCES:
+        row = row_of(module_of(path))
+        for module, local, line in own_imports(path):
+            allowed = row.anywhere | row.inside_functions if local else row.anywhere
+            follows = row_of(module) == row or lies_in(module, allowed)
+            assert follows, f"{path}:{line}: {module_of(path)} may not import {module}"
 
 
 @pytest.mark.parametrize("row", table(), ids=lambda row: row.rooms[0])
@@ -194,12 +203,11 @@ def test_the_table_allows_nothing_that_no_file_needs(row: Row) -> None:
     assert [name for name in sorted(named) if not any(lies_in(module, {name}) for module in needed)] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_packages_are_imported_where_they_belong(path: Path) -> None:
-    module = module_of(path)
-    for imported, local, line in imports_of(path):
-        package = imported.split(".")[0]
-        where = f"{path}:{line}: {module} imports {package}"
+def test_packages_are_imported_where_they_belong() -> None:
+    named = [(path, *one) for path in SOURCES for one in source(path).imports]
+    for file, imported, local, line in named:
+        module, package = module_of(file), imported.split(".")[0]
+        where = f"{file}:{line}: {module} imports {package}"
         row = packages().get(package)
         if row is not None:
             assert lies_in(module, row.rooms), where
@@ -211,13 +219,11 @@ def test_packages_are_imported_where_they_belong(path: Path) -> None:
 # -- files and names
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=module_of)
-def test_no_code_knows_a_rule(path: Path) -> None:
+def test_no_code_knows_a_rule() -> None:
     """What is special about a rule stands in its YAML; the codes of limits may be the ids of rules too."""
     ids = {file.stem for file in builtin_directory().rglob("*.yaml")} - limits().keys()
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    literals = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    assert module_of(path).startswith("testing") or not literals & ids
+    for path in SOURCES:
+        assert module_of(path).startswith("testing") or not source(path).literals & ids, path
 
 
 def test_no_room_has_too_many_files() -> None:
@@ -237,12 +243,12 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *AROUND], ids=lambda path: "-".join(path.parts[-3:]))
-def test_a_file_has_one_sentence_and_at_most_500_lines(path: Path) -> None:
-    assert len(lines_of(path)) <= MOST_LINES_OF_A_FILE
-    doc = ast.get_docstring(ast.parse("\n".join(lines_of(path))))
-    assert doc, f"{path} does not say what it is"
-    assert doc.splitlines()[0].endswith((".", ":", ";")), f"{path}: the first line is not a sentence"
+def test_a_file_has_one_sentence_and_at_most_500_lines() -> None:
+    for path in (*SOURCES, *AROUND):
+        assert len(lines_of(path)) <= MOST_LINES_OF_A_FILE, path
+        first = next(line for line in lines_of(path) if not line.startswith("#"))
+        assert first.startswith('"""'), f"{path} does not say what it is"
+        assert first.removesuffix('"""').endswith((".", ":", ";")), f"{path}: its first line is no sentence"
 
 
 def public_functions() -> Iterator[tuple[str, object]]:
