@@ -255,6 +255,16 @@ def test_a_part_leaves_the_rest_of_its_entry_to_others() -> None:
     assert [one.rule_id for one in judgement.findings] == ["rest", "part"]
 
 
+def test_a_part_is_one_of_what_is_named_first() -> None:
+    """56 ms of code that all ranks run are its 53 ms, and 3 of the 40 of a rank that runs more."""
+    part = rule("part", part_of=("host.pause", "ranks.host")), finding("part", 56.0)
+    late = rule("late", cause=("ranks",)), finding("late", 54.0)
+    causes = [cause("host.pause", 53.0), cause("ranks.host", 40.0)]
+    judgement, ledger = conclude(causes, part, late)
+    assert {one.rule_id: one.cost_ms for one in judgement.findings} == {"part": 56.0, "late": 37.0}
+    assert [one.told_by for one in ledger.causes] == [("part",), ("late",)]
+
+
 def test_each_of_two_late_ranks_is_told() -> None:
     pairs = [
         (rule(name, cause=("ranks",), scope="rank"), replace(finding(name, 20.0), ranks=(rank,)))

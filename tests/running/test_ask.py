@@ -106,10 +106,10 @@ def test_what_is_no_request_is_none(tmp_path: Path, content: str) -> None:
 def test_a_rank_answers_a_request_once_and_none_that_lay_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_SECONDS_BETWEEN_SAMPLES", 0.0)
+    monkeypatch.setattr(live, "_SAMPLES", 1)
     asked: list[Request] = []
     (tmp_path / REQUEST_NAME).write_text('{"number": 1, "at": 9}')
-    watch = RequestWatch(tmp_path, "rank-0", asked.append)
+    watch = RequestWatch(tmp_path, "rank-0", asked.append, lambda: 0)
     watch.look()
     assert asked == []
     (tmp_path / REQUEST_NAME).write_text('{"number": 2, "at": 9}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_log_that_is_not_there_yet_is_no_trouble(tmp_path: Path) -> None:
 def test_slower_steps_are_told_within_twenty_and_against_what_was_before(tmp_path: Path) -> None:
     steady = job(tmp_path, "100 x200")
     assert (steady.drift_words, steady.slowest.usual_ns) == ("", 100 * MS)
-    # Half of the last 16 are slower, then nine of them.
+    # Eight of the last 16 are slower, then nine of them.
     assert job(tmp_path, "100 x200 110 x8").drift_words == ""
     assert job(tmp_path, "100 x200 110 x9").drift_words == (
         "slower since about step 201: 110 ms a step instead of 100 ms, 10 % more"
@@ -82,6 +83,9 @@ def test_slower_steps_are_told_within_twenty_and_against_what_was_before(tmp_pat
 def test_steps_as_slow_as_some_before_are_no_drift(tmp_path: Path) -> None:
     assert job(tmp_path, "100 x100 120 x16 100 x100 118 x16").drift_words == ""
     assert job(tmp_path, "100 x200 104 x20").drift_words == ""
+    # The slowest 16 of the first hour had a median of 120: from 1.25 times as much above the usual on.
+    assert job(tmp_path, "100 x100 120 x16 100 x100 125 x16").drift_words == ""
+    assert job(tmp_path, "100 x100 120 x16 100 x100 126 x16").slowest.drift == pytest.approx(0.26)
 
 
 def test_steps_that_got_slower_are_no_measure_of_what_is_usual(tmp_path: Path) -> None:
@@ -152,6 +156,19 @@ def end_job(folder: Path) -> None:
     )
 
 
+def each_second(do: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have ``do`` called with 1, 2, ... while seconds pass in sleeps, which take no time."""
+    slept = [0.0]
+
+    def sleep(seconds: float) -> None:
+        before, slept[0] = slept[0], round(slept[0] + seconds, 6)
+        for second in range(int(before) + 1, int(slept[0]) + 1):
+            do(second)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("tracedoc.cli.watch.SECONDS_SILENT", 1e12)
+
+
 def test_a_job_that_has_ended_is_told_once(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, "100 x200")
     end_job(folder)
@@ -168,19 +185,16 @@ def test_ranks_that_come_later_or_again_are_followed(
 ) -> None:
     node = {"schema": 1, "part": "node", "host": socket.gethostname(), "pid": os.getpid()}
     write_json(tmp_path / "node-a-1.manifest.json", node)
-    moments = iter(range(10))
 
-    def go_on(seconds: float) -> None:
-        moment = next(moments)
-        if moment == 0:
+    def go_on(second: int) -> None:
+        if second == 1:
             run_folder(tmp_path, "100 x200", pid=2**22 + 1)
-        elif moment == 1:
+        elif second == 2:
             run_folder(tmp_path, "10 x50", "20 x60", restart=1)
         else:
             end_job(tmp_path)
 
-    monkeypatch.setattr("time.sleep", go_on)
-    monkeypatch.setattr("tracedoc.cli.watch.SECONDS_SILENT", 1e12)
+    each_second(go_on, monkeypatch)
     follow(tmp_path, tmp_path / "job.prom", False, 0.0)
     assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")][:2] == [
         "step 200: 100 ms (median of 16), usual 100 ms (steps 11-168)",
@@ -196,15 +210,12 @@ def test_on_drift_ranks_that_take_requests_tell_who_is_late(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = run_folder(tmp_path, "100 x200", "100 x200", live=True)
-    moments = iter(range(10))
-    monkeypatch.setattr("tracedoc.cli.watch.SECONDS_SILENT", 1e12)
 
-    def answer(seconds: float) -> None:
-        """Slow down at the first look, answer the request at the second, and end."""
-        moment = next(moments)
+    def answer(second: int) -> None:
+        """Slow down in the first second, answer the request in the next, and end."""
         for rank in (0, 1):
             (folder / f"rank-{rank}.steps").write_bytes(draw_log("100 x200 130 x20", rank=rank))
-        if moment == 1:
+        if second == 2:
             request = read_request(folder)
             assert request is not None
             assert (request.active, request.number) == (0, 1)
@@ -216,10 +227,10 @@ def test_on_drift_ranks_that_take_requests_tell_who_is_late(
                 path.write_bytes(dump(*calls, groups={"dp": "[0, 1]"}))
                 function = "write_metrics" if rank else "forward"
                 Path(f"{path}.stack").write_text(f"train.py(4): {function}@7 x30\ntrain.py(1): step@2 x10")
-        if moment == 2:
+        if second == 3:
             end_job(folder)
 
-    monkeypatch.setattr("time.sleep", answer)
+    each_second(answer, monkeypatch)
     follow(folder, None, False, 10.0)
     shown = capsys.readouterr().out
     assert "slower since about step 205: 130 ms a step instead of 100 ms, 30 % more" in shown

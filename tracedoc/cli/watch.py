@@ -20,7 +20,7 @@ from tracedoc.errors import InputError, TracedocError
 if TYPE_CHECKING:
     from tracedoc.running.watch import JobWatch
 
-SECONDS_BETWEEN_LOOKS = 1.0
+LEAST_SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_SILENT = 30.0
 STILL = 10
 """A job stands still that takes no step for so many seconds and ten usual ones."""
@@ -63,11 +63,12 @@ def watch(run: str, prometheus: str | None, on_drift: str, every: float) -> None
 
 def follow(folder: Path, metrics: Path | None, capture: bool, every: float) -> None:
     """Follow a run until its job ends; raises :class:`InputError` for a folder without step logs."""
-    from tracedoc.running.watch import SLOW, JobWatch, write_metrics
+    from tracedoc.run.request import SECONDS_BETWEEN_LOOKS
+    from tracedoc.running.watch import JobWatch, write_metrics
 
     shown = _Shown(every)
     logs: dict[int, Path] = {}
-    told_ns = next_capture = 0.0
+    drift = _Drift(folder, shown, capture=capture)
     told_still = False
     while True:
         found, ended = _logs(folder)
@@ -86,25 +87,47 @@ def follow(folder: Path, metrics: Path | None, capture: bool, every: float) -> N
                 raise InputError(
                     f"{metrics} cannot be written: {error.strerror}", "name another file"
                 ) from None
-        if job.drift_words and job.slowest.now_ns > SLOW * told_ns:
-            told_ns = job.slowest.now_ns
-            for line in (job.drift_words, *_who(folder, job)):
-                shown.event(line)
-            if capture and time.monotonic() >= next_capture:
-                next_capture = time.monotonic() + SECONDS_BETWEEN_CAPTURES
-                _capture(folder, shown)
-        elif not job.drift_words:
-            told_ns = 0.0
         still = _stands_still(job) and not ended
         if still and not told_still:
             shown.event(f"no step for {time.time() - job.slowest.end_ns / 1e9:.0f} s")
             for line in _who(folder, job):
                 shown.event(line)
         told_still = still
+        drift.tell(job)
         if ended:
             shown.event(f"the job has ended; {job.words}")
             return
-        time.sleep(SECONDS_BETWEEN_LOOKS)
+        # Logs are read as often as steps come; what else may change is looked at once a second.
+        step_s = max(job.slowest.now_ns / 1e9, LEAST_SECONDS_BETWEEN_LOOKS)
+        looks = max(int(SECONDS_BETWEEN_LOOKS / step_s), 1)
+        for _ in range(looks - 1):
+            time.sleep(SECONDS_BETWEEN_LOOKS / looks)
+            job.look()
+            drift.tell(job)
+        time.sleep(SECONDS_BETWEEN_LOOKS / looks)
+
+
+class _Drift:
+    """Tells drift once, and again where steps take 1.5 times what was told; captures then, if asked."""
+
+    def __init__(self, folder: Path, shown: _Shown, *, capture: bool) -> None:
+        self._folder, self._shown, self._capture = folder, shown, capture
+        self._told_ns = self._next_capture = 0.0
+
+    def tell(self, job: JobWatch) -> None:
+        from tracedoc.running.watch import SLOW
+
+        one = job.slowest
+        if not one.drift:
+            self._told_ns = 0.0
+        elif one.now_ns > SLOW * self._told_ns:
+            self._told_ns = one.now_ns
+            self._shown.event(job.drift_words)
+            for line in _who(self._folder, job):
+                self._shown.event(line)
+            if self._capture and time.monotonic() >= self._next_capture:
+                self._next_capture = time.monotonic() + SECONDS_BETWEEN_CAPTURES
+                _capture(self._folder, self._shown)
 
 
 class _Shown:
@@ -158,12 +181,12 @@ def _who(folder: Path, job: JobWatch) -> list[str]:
     from tracedoc.run.hang import read_standstill
     from tracedoc.running.ask import ask, wait_for_dumps
 
+    slowest = job.slowest
     try:
         request, ranks = ask(folder, warmup=0, active=0)
-        dumps = wait_for_dumps(folder, request, ranks)
-        since = int(time.time() * 1e9) - max(sum(one.recent) for one in job.ranks.values())
+        dumps = wait_for_dumps(folder, request, ranks, slowest.now_ns / 1e9)
         one_clock = len({part.get("host") for part in ranks}) == 1
-        found = read_standstill(dumps, len(job.ranks), one_clock=one_clock, since_ns=since)
+        found = read_standstill(dumps, len(job.ranks), one_clock=one_clock, since_ns=slowest.since_ns)
     except TracedocError as error:
         return [f"who is late is not known: {error.message}"]
     # They tell of this moment, and would be taken for those of a hang.

@@ -155,7 +155,7 @@ class Session:
         """Watch for requests for another capture from now on."""
         if self._requests is None:
             self.part["live"] = True
-            self._requests = RequestWatch(self._folder, self._stem, self._asked)
+            self._requests = RequestWatch(self._folder, self._stem, self._asked, lambda: self.count)
             self._requests.begin()
 
     @property

@@ -166,26 +166,29 @@ class _Claimed:
     def take(self, claim: _Claim, left: Mapping[str, float]) -> float:
         """What a finding tells of its entries, in ms: the whole of its causes, a part of the others.
 
-        The part is what its rule bounds, of all of them where that is a log's. An entry counts as told by a
-        rule that has half of it.
+        The part is what its rule bounds, of the first that it names before the next; of all of them where
+        that is a log's. An entry counts as told by a rule that has half of it.
         """
-        logged = _beyond(claim.rule)
-        whole = {one.id for one in _named(() if logged else claim.rule.cause, self._ledger)}
-        rest = sum(ms for id, ms in left.items() if id not in whole)
+        rule = claim.rule
         gain = claim.finding.gain
-        of = gain.mean_step_ms if logged and gain is not None else None
+        of = gain.mean_step_ms if _beyond(rule) and gain is not None else None
         size = claim.size_ms * (self._ledger.step_ms / of if of else 1.0)
-        part = min(size / rest, 1.0) if rest > 0 else 0.0
-        taken = 0.0
+        groups = [rule.cause + rule.part_of] if _beyond(rule) else [(name,) for name in rule.part_of]
+        mine_ms = {} if _beyond(rule) else {one.id: left[one.id] for one in _named(rule.cause, self._ledger)}
+        for names in groups:
+            rest = {one.id: left[one.id] for one in _named(names, self._ledger) if one.id not in mine_ms}
+            whole = sum(rest.values())
+            part = min(size / whole, 1.0) if whole > 0 else 0.0
+            mine_ms |= {id: part * ms for id, ms in rest.items()}
+            size -= part * whole
         for one in claim.causes:
-            mine = left[one.id] * (1.0 if one.id in whole else part)
-            taken += mine
+            mine = mine_ms[one.id]
             self._left[one.id] = max(self._left[one.id] - mine, 0.0)
             if mine >= COVERED * one.share_ms:
                 self.told.setdefault(one.id, []).append(claim.rule.id)
                 if one.id.startswith("ranks.") and claim.rule.scope == "rank":
                     self._ranks.setdefault(one.id, set()).update(claim.finding.ranks)
-        return taken
+        return sum(mine_ms.values())
 
 
 class _Dropped(msgspec.Struct, frozen=True):

@@ -124,7 +124,7 @@ class Rule(_Part, frozen=True):
     ``evidence`` names the fact whose intervals are shown, "" without one.
 
     ``cause`` are the entries of the ledger that it names: ids, or families, which stand for their members;
-    ``part_of`` those of which it names a part, whose size its gain bounds.
+    ``part_of`` those of which it names a part, whose size its gain bounds, of the first before the next.
     ``stands_for`` are those of which it gives the reason and the fixes also where no rule tells them.
     ``says`` is the clause of the first line behind the title's name and cost; "" for the title's second half.
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``on_cpu`` is "capped" (a

@@ -13,7 +13,10 @@ VARIABLE = "TRACEDOC_LIVE"
 
 REQUEST_NAME = "again.request"
 SECONDS_BETWEEN_LOOKS = 1.0
-"""How often a rank looks for a request."""
+"""A rank looks for a request once a step, but no less often than this."""
+
+STEPS_SAMPLED = 4
+"""What a rank does is sampled over so many steps before it answers."""
 
 _MAX_REQUEST_BYTES = 10_000
 _STEP_LIMIT = 10**9

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tracedoc.errors import InputError
-from tracedoc.run.flight import FLIGHT_SUFFIX
+from tracedoc.run.flight import FLIGHT_SUFFIX, STACK_SUFFIX
 from tracedoc.run.manifest import (
     COMPLETE,
     NOTHING,
@@ -22,7 +22,14 @@ from tracedoc.run.manifest import (
     read_parts,
     write_json,
 )
-from tracedoc.run.request import REQUEST_NAME, SECONDS_BETWEEN_LOOKS, VARIABLE, Request, read_request
+from tracedoc.run.request import (
+    REQUEST_NAME,
+    SECONDS_BETWEEN_LOOKS,
+    STEPS_SAMPLED,
+    VARIABLE,
+    Request,
+    read_request,
+)
 from tracedoc.run.steplog import MAX_STEP_LOG_BYTES, STEP, parse_step_log
 from tracedoc.run.untrusted import UnusableError, inside, read_bounded
 from tracedoc.running.parts import newest_ranks
@@ -31,6 +38,7 @@ SECONDS_STILL = 60.0
 """A job whose ranks take no step for so long after a request stands still."""
 
 _LEAD_S = 4 * SECONDS_BETWEEN_LOOKS
+_BETWEEN_GLANCES_S = 0.02
 _STEPS_FOR_USUAL = 20
 _SHORTEST_STEP_S = 0.001
 
@@ -74,9 +82,10 @@ def ask(folder: Path, *, warmup: int, active: int) -> tuple[Request, list[Part]]
     """Write a request, and return it with the parts of the ranks that it is for.
 
     Recording begins at a step that no rank has reached, and that all of them have seen the request before.
+    Without ``active`` steps no log is read.
     """
     ranks = live_ranks(folder)
-    logs = step_logs(folder, ranks)
+    logs = step_logs(folder, ranks) if active else {}
     number = 1
     while (folder / f"again-{number}").exists():
         number += 1
@@ -127,12 +136,15 @@ def wait_for(folder: Path, request: Request, ranks: Sequence[Part]) -> bool:
             return False
 
 
-def wait_for_dumps(folder: Path, request: Request, ranks: Sequence[Part]) -> list[Path]:
-    """The dumps that the ranks write at once, after at most some seconds."""
-    target = folder / request.folder
-    for _ in range(10):
-        found = sorted(target.glob(f"*{FLIGHT_SUFFIX}"))
-        if len(found) >= len(ranks):
+def wait_for_dumps(folder: Path, request: Request, ranks: Sequence[Part], step_s: float) -> list[Path]:
+    """The dumps that ranks whose steps take ``step_s`` write at once, after some steps at most."""
+    patience_s = 4 * SECONDS_BETWEEN_LOOKS + STEPS_SAMPLED * step_s
+    before: set[Path] = set()
+    for _ in range(math.ceil(patience_s / _BETWEEN_GLANCES_S)):
+        found = set((folder / request.folder).glob(f"*{FLIGHT_SUFFIX}{STACK_SUFFIX}"))
+        # A rank may write two.
+        if found == before and len({path.name.partition(".")[0] for path in found}) >= len(ranks):
             break
-        time.sleep(SECONDS_BETWEEN_LOOKS / 2)
-    return found
+        before = found
+        time.sleep(_BETWEEN_GLANCES_S)
+    return sorted(path.with_suffix("") for path in before)

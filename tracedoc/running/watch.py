@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,8 +36,11 @@ FIRST_STEPS = 10
 
 LEAST_BASE = 2 * RECENT
 BASE_NS = 3_600_000_000_000
-DRIFT = 1.05
-"""Drift is 5 % or more above the first hour's median, and above that of any 16 steps in it: less is noise."""
+DRIFT = 0.05
+"""Less above the first hour's median is noise."""
+
+BEYOND = 1.25
+"""Drift is so many times further above that median than any 16 steps of the first hour were."""
 
 SLOW = 1.5
 """A slow step takes 1.5 times the median of those before it."""
@@ -45,6 +49,8 @@ SHARE = 0.05
 
 _HELD = 2 * RECENT
 _LAP_NS = 60_000_000_000
+_READ_AT_ONCE = 1024
+"""Records: a look at a full ring reads what is new, and little of what is old."""
 
 Record = tuple[int, int, int, int]
 """Kind, number, end and length."""
@@ -85,18 +91,18 @@ class LogTail:
         with self._path.open("rb") as file:
             while True:
                 file.seek(HEADER.size + self._place * RECORD.size)
-                data = file.read((CAPACITY - self._place) * RECORD.size)
+                data = file.read(min(CAPACITY - self._place, _READ_AT_ONCE) * RECORD.size)
+                whole = len(data) // RECORD.size
                 before = len(found)
-                for number, kind, end, length in RECORD.iter_unpack(
-                    data[: len(data) // RECORD.size * RECORD.size]
-                ):
+                for number, kind, end, length in RECORD.iter_unpack(data[: whole * RECORD.size]):
                     # What comes next in the ring is a lap older; clocks are set back by less.
                     if end < self._last_ns - _LAP_NS or not end:
                         break
                     found.append((kind, number, end, length))
                     self._last_ns = max(self._last_ns, end)
-                self._place = (self._place + len(found) - before) % CAPACITY
-                if self._place or len(found) == before:
+                new = len(found) - before
+                self._place = (self._place + new) % CAPACITY
+                if not new or (self._place and new < _READ_AT_ONCE):
                     return found
 
 
@@ -111,11 +117,16 @@ class RankSteps:
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     pauses: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
     waits: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
-    base: list[int] = field(default_factory=list)
-    medians: list[float] = field(default_factory=list)
     slow: int = 0
     last_slow: tuple[int, int] | None = None
     base_steps: tuple[int, int] = (0, 0)
+    now_ns: float = 0.0
+    """The median of the last steps; 0 before there are any."""
+    drift: float = 0.0
+    """How much longer the last steps are than the usual one, as a share of it; 0 for less than noise."""
+    _base: list[int] = field(default_factory=list)
+    _last_of_base: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))
+    _slowest_of_base: float = 0.0
     _held: deque[tuple[int, int, int]] = field(default_factory=deque)
     _in_window: bool = False
     _skip: bool = False
@@ -147,6 +158,10 @@ class RankSteps:
         self.recent.append(length)
         self.pauses.append(pause)
         self.waits.append(wait)
+        self.now_ns = median(self.recent)
+        above, usual = self.now_ns - self.usual_ns, self.usual_ns
+        least = max(DRIFT * usual, BEYOND * (self._slowest_of_base - usual))
+        self.drift = above / usual if self.has_usual and len(self.recent) == RECENT and above > least else 0.0
         self._held.append((number, end, length))
         if len(self._held) > _HELD:
             first, then, one = self._held.popleft()
@@ -154,37 +169,38 @@ class RankSteps:
                 self._admit(first, one)
 
     def _admit(self, number: int, length: int) -> None:
-        if not self.base:
-            self.base_steps = (number, number)
-        self.base_steps = (self.base_steps[0], number)
-        self.base.append(length)
-        if len(self.base) % RECENT == 0:
-            self.medians.append(median(self.base[-RECENT:]))
+        self.base_steps = (self.base_steps[0] if self._base else number, number)
+        insort(self._base, length)
+        self._last_of_base.append(length)
+        if len(self._last_of_base) == RECENT:
+            self._slowest_of_base = max(self._slowest_of_base, median(self._last_of_base))
+
+    @property
+    def has_usual(self) -> bool:
+        """Whether there are steps enough to say what is usual."""
+        return len(self._base) >= LEAST_BASE
 
     @property
     def usual_ns(self) -> float:
         """The median step of the first hour; 0 before there is one."""
-        return median(self.base) if self.base else 0.0
+        half = len(self._base) // 2
+        return (self._base[~half] + self._base[half]) / 2 if self._base else 0.0
 
     @property
-    def now_ns(self) -> float:
-        """The median of the last steps; 0 before there are any."""
-        return median(self.recent) if self.recent else 0.0
+    def since_ns(self) -> int:
+        """When the first of the last steps began that is as long as they are, by the clock of its host."""
+        return self.end_ns - sum(list(self.recent)[self._before_drift :])
 
     @property
-    def drift(self) -> float:
-        """How much longer the last steps are than the usual one, as a share of it; 0 for less than noise."""
-        if len(self.base) < LEAST_BASE or len(self.recent) < RECENT:
-            return 0.0
-        now, usual = self.now_ns, self.usual_ns
-        return now / usual - 1 if now > DRIFT * usual and now > max(self.medians) else 0.0
+    def _before_drift(self) -> int:
+        """How many of the last steps come before one that is nearer to their median than to the usual."""
+        between = (self.usual_ns + self.now_ns) / 2
+        return next((place for place, length in enumerate(self.recent) if length > between), 0)
 
     @property
     def drift_step(self) -> int:
-        """The first of the last steps that is nearer to their median than to the usual step."""
-        between = (self.usual_ns + self.now_ns) / 2
-        before = next((place for place, length in enumerate(self.recent) if length > between), 0)
-        return self.number - len(self.recent) + 1 + before
+        """The first of the last steps that is as long as they are."""
+        return self.number - len(self.recent) + 1 + self._before_drift
 
     @property
     def share_of_pauses(self) -> float:
@@ -223,7 +239,7 @@ class JobWatch:
         if not one.recent:
             return f"step {one.number}: none timed yet" if one.number >= 0 else "no step yet"
         text = f"step {one.number}: {format_ms(one.now_ns / 1e6)} (median of {len(one.recent)})"
-        if len(one.base) >= LEAST_BASE:
+        if one.has_usual:
             text += f", usual {format_ms(one.usual_ns / 1e6)} (steps {one.base_steps[0]}-{one.base_steps[1]})"
         if one.slow and one.last_slow is not None:
             number, length = one.last_slow

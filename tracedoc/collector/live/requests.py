@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from tracedoc.collector.live.dumps import write_dumps
 from tracedoc.collector.samples import script_frames
-from tracedoc.run.request import SECONDS_BETWEEN_LOOKS, Request, read_request
+from tracedoc.run.request import SECONDS_BETWEEN_LOOKS, STEPS_SAMPLED, Request, read_request
 
 _SAMPLES = 40
-_SECONDS_BETWEEN_SAMPLES = 0.025
+_MOST_SECONDS_BETWEEN_SAMPLES = 1.0
+_LEAST_SECONDS_BETWEEN_LOOKS = 0.05
 
 
 class RequestWatch:
@@ -23,11 +25,16 @@ class RequestWatch:
     the beginning are not answered.
     """
 
-    def __init__(self, folder: Path, stem: str, on_request: Callable[[Request], None]) -> None:
+    def __init__(
+        self, folder: Path, stem: str, on_request: Callable[[Request], None], steps: Callable[[], int]
+    ) -> None:
+        """``steps`` tells how many steps have ended."""
         self._thread = threading.get_ident()
         self._folder, self._stem, self._on_request = folder, stem, on_request
         self._answered = getattr(read_request(folder), "number", 0)
         self._ended = threading.Event()
+        self._steps = steps
+        self._step_s = SECONDS_BETWEEN_LOOKS
 
     def begin(self) -> None:
         """Watch from now on."""
@@ -46,19 +53,28 @@ class RequestWatch:
         target = self._folder / request.folder
         with contextlib.suppress(OSError):
             target.mkdir(exist_ok=True)
-            write_dumps(target, self._stem, self._sampled())
             if request.active:
                 self._on_request(request)
+            write_dumps(target, self._stem, self._sampled())
 
     def _sampled(self) -> list[str]:
         """The functions that the thread of the first step is in, most often first, and how often."""
         seen: Counter[str] = Counter()
+        pause_s = min(self._step_s * STEPS_SAMPLED / _SAMPLES, _MOST_SECONDS_BETWEEN_SAMPLES)
         for _ in range(_SAMPLES):
             seen.update(script_frames(self._thread)[:1])
-            if self._ended.wait(_SECONDS_BETWEEN_SAMPLES):
+            if self._ended.wait(pause_s):
                 break
         return [f"{frame} x{count}" for frame, count in seen.most_common()]
 
     def _watch(self) -> None:
-        while not self._ended.wait(SECONDS_BETWEEN_LOOKS):
+        pause_s = SECONDS_BETWEEN_LOOKS
+        counted, counted_at = self._steps(), time.monotonic()
+        while not self._ended.wait(pause_s):
+            before, before_at = counted, counted_at
+            counted, now = self._steps(), time.monotonic()
+            if counted > before:
+                counted_at = now
+                self._step_s = (now - before_at) / (counted - before)
+                pause_s = min(max(self._step_s, _LEAST_SECONDS_BETWEEN_LOOKS), SECONDS_BETWEEN_LOOKS)
             self.look()
