@@ -118,6 +118,13 @@ def test_of_an_unsure_change_a_share_of_what_it_adds_counts(tmp_path):
     assert both.gain_ms[1] == pytest.approx(15 + 0.85 * 80, abs=0.3)
 
 
+def test_matrix_products_in_fewer_bits_may_be_a_third_faster_or_slower(tmp_path):
+    """After 80 ms of waiting 30 ms of products: three times as fast 10, four times 7.5, twice 15."""
+    one = predicted(tracedoc.predict([waiting_for_batches(tmp_path)], ["fewer-bits by=3"]))
+    assert one.step_ms == pytest.approx((87.5, 90.0, 95.0), abs=0.3)
+    assert one.assumptions == ("matrix kernels run 3 times as fast, give or take a third",)
+
+
 def reduced(folder, sizes_mib, *, gap_ms: float = 0.0, latency_ms: float = 0.0):
     """Two ranks; 20 ms of forward, four times 10 ms of backward, then all-reduces at 1.6 MiB a ms.
 

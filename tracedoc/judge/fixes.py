@@ -70,7 +70,7 @@ def _knows_framework(strategy: Strategy) -> bool:
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""
 
-NOT_PLANNED = ("double-batch", "faster-kernels")
+NOT_PLANNED = ("double-batch", "fewer-bits")
 """Changes of what is trained, its batch or its precision, which a plan leaves as they are."""
 
 

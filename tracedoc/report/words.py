@@ -96,8 +96,8 @@ def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
     """What a finding saves, in words; "" for nothing.
 
     A gain that was played reads as a change of the step of ``step_ms``, others as ``saves up to 31 ms a
-    step``, of the mean step where that is another one. A small one that is what the causes cost is not told
-    again.
+    step``, of the mean step where that is another one. What the causes cost is not told again where it
+    is small, or may be nothing.
     """
     if gain is None or gain.high_ms <= 0:
         return ""
@@ -105,7 +105,7 @@ def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
     if gain.likely_ms is not None and of_ms:
         if gain.likely_ms < LEAST_SHARE * of_ms:
             return "saves nothing alone"
-        if gain.likely_ms < ABOUT * of_ms:
+        if gain.likely_ms < ABOUT * of_ms or (gain.basis == "ledger" and gain.low_ms < LEAST_SHARE * of_ms):
             return "" if gain.basis == "ledger" else f"saves about {format_ms(gain.likely_ms)} a step"
         after_ms = tuple(max(of_ms - ms, 0.0) for ms in (gain.high_ms, gain.likely_ms, gain.low_ms))
         change = format_step_change(of_ms, (after_ms[0], after_ms[1], after_ms[2]))

@@ -29,17 +29,32 @@ WASTES = {
 }
 """How the same could be computed in less time, and by which share the time that goes may be more or less."""
 
+PRECISION_DOUBT = 1 / 3
+"""By this share matrix products in fewer bits may be faster or slower than is likely: shapes decide."""
+
 DOUBLED = (1.6, 1.8, 2.0)
 """Kernels of twice the batch take this many times as long: small ones leave part of the device idle."""
 
 
 def faster_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let kernels of a group take less time."""
+    return _faster(program, arguments.word("of"), arguments.number("by"))
+
+
+def fewer_bits(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """Let matrix kernels take less time, a third more or less of it than is likely."""
+    by = arguments.number("by")
+    least, most = max(by * (1 - PRECISION_DOUBT), 1.0), by * (1 + PRECISION_DOUBT)
+    return _faster(program, "matrix", of_scenario(program.scenario, most, by, least))
+
+
+def _faster(program: RunProgram, group: str, by: float) -> RunProgram | NotApplicable:
+    """The program whose kernels of a group are ``by`` times as fast."""
     layout = program.layout
-    chosen = np.isin(layout.group, GROUPS[arguments.word("of")]) & layout.computes
+    chosen = np.isin(layout.group, GROUPS[group]) & layout.computes
     if not chosen.any():
-        return NotApplicable(f"the step has no kernel of the group {arguments.word('of')}")
-    return program.edited(dur=scaled(program.dur, chosen, 1.0 / arguments.number("by")))
+        return NotApplicable(f"the step has no kernel of the group {group}")
+    return program.edited(dur=scaled(program.dur, chosen, 1.0 / by))
 
 
 def better_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -125,6 +140,13 @@ CHANGES = (
             Parameter("by", "the factor, above 1 for faster ones", 2.0, 0.1, 100.0),
         ),
         "{of} kernels run {by:g} times as fast",
+    ),
+    Change(
+        "fewer-bits",
+        "matrix products are computed in 16 bits, or in TF32",
+        fewer_bits,
+        (Parameter("by", "how many times as fast they are then", 2.0, 1.0, 100.0),),
+        "matrix kernels run {by:.2g} times as fast, give or take a third",
     ),
     Change(
         "double-batch",
