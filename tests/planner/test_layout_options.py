@@ -342,3 +342,21 @@ def test_a_layout_of_one_gpu_is_answered_where_it_is_asked_for(tmp_path: Path) -
     assert answer.recommended == "dp1"
     with pytest.raises(InputError, match="several GPUs"):
         plan(ask(model(tmp_path), gpus=1), PlanRequest(CLUSTER, framework="megatron"))
+
+
+def test_a_batch_that_the_layout_cannot_divide_is_refused(tmp_path: Path) -> None:
+    """Other layouts of the 16 GPUs could; what was asked about would have been dropped."""
+    with pytest.raises(InputError, match="7 sequences do not divide evenly over its 4 groups") as refused:
+        asked_for(model(tmp_path, **LARGE), "tp4", batch=7)
+    assert refused.value.hint == "nearest: --batch 8"
+
+
+@pytest.mark.parametrize("framework", ["accelerate", "trainer", "deepspeed"])
+def test_selective_checkpointing_is_refused_where_settings_are_for_blocks(
+    framework: str, tmp_path: Path
+) -> None:
+    asked = ask(model(tmp_path), checkpointing="selective")
+    with pytest.raises(InputError, match=f"{framework} checkpoints whole blocks"):
+        plan(asked, PlanRequest(CLUSTER, framework=framework))
+    printed = plan(asked, PlanRequest(CLUSTER)).configurations
+    assert {one.framework for one in printed} == {"pytorch"}

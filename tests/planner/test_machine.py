@@ -91,21 +91,35 @@ def test_two_processes_measure_on_their_cpus(home: Path, tmp_path: Path) -> None
     script.write_text(
         "import torch\n"
         "from tracedoc.cli.plan import measure as m\n"
-        "m.MODEL_WIDTH = m.MLP_WIDTH = m.TOKENS = 32\n"
+        "m.MODEL_WIDTH = m.MLP_WIDTH = m.TOKENS['cpu'] = 32\n"
         "m.COPIED_BYTES, m.GATHERED_BYTES, m.LATENCY_BYTES = 1 << 16, 1 << 18, 1 << 10\n"
-        "machine = m.measure(torch, 'cpu', 0.0)\n"
-        "if machine.gathered: print([one.gpus for one in machine.gathered], machine.product_tflops > 0)\n"
+        "m.PRODUCT_SECONDS = 0.0\n"
+        "print(m.measured(), end='')\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert done.stdout.strip() == "[2] True", done.stderr
+    assert done.stdout.startswith("cpu: products "), done.stderr
+    machine = this_machine()
+    assert machine is not None
+    assert [one.gpus for one in machine.gathered] == [2]
+    assert machine.product_tflops > 0
 
 
-def test_without_a_gpu_nothing_is_measured() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tracedoc", "plan", "--measure"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: torch ")
+def test_a_plan_without_a_gpu_is_for_the_cpus_that_were_measured() -> None:
+    """0.1 TFLOP/s for 6 FLOPs of 100M parameters and 512 tokens: 3 s, less the embedding."""
+    keep(Machine("node7", "2026-11-02", "cpu", 16e9, 0.1, 20.0, (Gathered(2, 1.5, 400e-6),)))
+    gpu = measured_gpu()
+    assert gpu is not None
+    found, notes = on_this_machine(Cluster(gpu, link_of(gpu), None), keeps_link=False)
+    assert found.inside is not None
+    assert (found.inside.title, found.inside.reached(2)) == ("gloo in a CPU's memory", 1.5)
+    training = Training(precision="fp32", sequence=512)
+    answer = plan(Question(shape_from_parameters(100_000_000), training, 2, 1, 16e9), PlanRequest(found))
+    assert notes
+    assert answer.recommended == "ddp"
+    step = answer.strategies[0].step
+    assert step is not None
+    assert 2500 < step.compute_ms < 3100
+    assert step.width <= 1.51

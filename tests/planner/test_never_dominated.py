@@ -107,6 +107,9 @@ def check(seed: int, experts: ModelShape) -> bool:
         assert answer.recommended == answer.found[0].strategy, seed
         best = max(one.tokens_per_second for one in answer.found)
         assert (answer.tokens_per_second or 0) >= 0.97 * best, seed
+    step = answer.strategies[0].step
+    if answer.recommended is not None and step is not None and step.width > 1.52:
+        assert any("is wide: " in text and "narrows it" in text for text in answer.assumptions), seed
     if answer.recommended is None:
         fitting = [one for one in answer.strategies if one.doubt <= 1]
         assert all(one.family not in families(answer.framework) for one in fitting), seed

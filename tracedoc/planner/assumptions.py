@@ -14,6 +14,7 @@ from tracedoc.planner.setup import (
     Training,
 )
 from tracedoc.planner.shape import LANGUAGE_MODEL_PARAMETERS, ModelShape
+from tracedoc.planner.timing import WIDEST_RANGE, widened
 from tracedoc.units import format_count, format_gb, format_ms, format_percent
 
 
@@ -56,7 +57,7 @@ def assumptions(question: Question, request: PlanRequest, chosen: Candidate | No
     )
     if chosen is not None and (note := loading_note(question, chosen, request.framework)):
         texts.append(note)
-    return [*texts, *_about_time(question, request, cluster.inside, cluster.across)]
+    return [*texts, *_about_time(question, request, chosen, cluster.inside, cluster.across)]
 
 
 def _rounds(training: Training, gpus: int) -> str:
@@ -89,20 +90,22 @@ def short_step(chosen: Candidate | None, request: PlanRequest) -> list[str]:
 
 
 def _arithmetic(question: Question, request: PlanRequest, gpu: Gpu, peak: float) -> str:
-    of = f"of {peak:g} TFLOP/s ({gpu.name})"
+    of = f"of {peak:.4g} TFLOP/s ({gpu.name})"
     if request.utilisation is not None:
         return f"arithmetic at {format_percent(request.utilisation)} {of}"
-    alone = question.model.experts_met and request.framework not in PARALLEL_FRAMEWORKS
-    fitted = f"fitted to published runs{' of other models: ranges are wide' if alone else ''}"
-    basis = gpu.source if gpu.source.startswith("measured") else fitted
-    if not gpu.matmul:
-        basis = "a guess, as hardly a run on it is published: --measure, or a RUN, narrows the ranges"
+    basis = "fitted to published runs" if gpu.matmul else "a guess"
+    if gpu.source.startswith("measured"):
+        basis = gpu.source
     efficiencies = " and ".join(format_percent(share) for share in gpu.shares)
     return f"matrix products and attention at {efficiencies} {of}, {basis}; all else at the speed of memory"
 
 
 def _about_time(
-    question: Question, request: PlanRequest, inside: LinkKind | None, across: LinkKind | None
+    question: Question,
+    request: PlanRequest,
+    chosen: Candidate | None,
+    inside: LinkKind | None,
+    across: LinkKind | None,
 ) -> list[str]:
     gpu = request.cluster.gpu
     if gpu is None:
@@ -124,6 +127,9 @@ def _about_time(
             " by 25 %."
         )
     texts = [f"Time: {arithmetic}. {hidden}"]
+    if chosen is not None and chosen.step is not None and chosen.step.width > 1.01 * WIDEST_RANGE:
+        reasons = widened(question, chosen.layout, request.cluster)
+        texts += [f"The range of the step is wide: {'; '.join(reasons)}."] * bool(reasons)
     used = [link for link in (inside, across) if link is not None]
     if question.gpus > 1:
         for link in used:
@@ -135,8 +141,7 @@ def _about_time(
             )
             if link.near:
                 what += f", {link.reached(GPUS_OF_A_CPU):.3g} GB/s among {GPUS_OF_A_CPU} GPUs of one CPU"
-                what += " (servers differ, --measure tells)"
-            call = f"; {link.latency_us:.3g} us a call" if link.latency_us else ""
+            call = f"; {format_ms(link.latency_us / 1e3)} a call" if link.latency_us else ""
             texts.append(f"Link: {link.title} at {what}{call} ({link.source}).")
     if question.training.offload != "none":
         texts.append(

@@ -304,7 +304,17 @@ def _layout_candidates(question: Question, request: PlanRequest) -> list[Candida
                 f" {question.model.heads} heads of {question.model.name}",
                 "take --context-parallel ring",
             )
-        every |= best(update_of(question, request, asked).of(asked))
+        update = update_of(question, request, asked)
+        of_it = best(update.of(asked))
+        if not of_it:
+            parts = asked.data * (update.micro_batch or 1) * (update.rounds or 1)
+            near = max(1, round((update.sequences or 1) / parts)) * parts
+            raise InputError(
+                f"--layout {request.layout}: {update.sequences} sequences do not divide evenly over its"
+                f" {asked.data} groups{' as asked' * (parts > asked.data)}",
+                f"nearest: --batch {near}",
+            )
+        every |= of_it
     return list(every.values())
 
 

@@ -18,6 +18,9 @@ from tracedoc.planner.pytorch_code import adapters, ddp_code, fsdp2_code, module
 from tracedoc.planner.setup import PRECISIONS, Question
 from tracedoc.planner.traffic import overlaps_experts
 
+WHOLE_BLOCKS = ("accelerate", "trainer", "deepspeed")
+"""Frameworks whose settings checkpoint whole blocks alone."""
+
 
 class Configuration(msgspec.Struct, frozen=True):
     """A text to paste: ``framework`` as on the command line, ``language`` for highlighting.
@@ -45,7 +48,8 @@ def configurations(question: Question, strategy: str, *, checkpointing: bool) ->
         found += _trainer(question, name, checkpointing)
     if family == "deepspeed" or strategy == "ddp":
         found.append(_deepspeed(question, name, checkpointing))
-    return tuple(found)
+    whole = not checkpointing or question.training.checkpointing != "selective"
+    return tuple(one for one in found if whole or one.framework not in WHOLE_BLOCKS)
 
 
 def configurations_of(question: Question, chosen: Candidate) -> tuple[Configuration, ...]:

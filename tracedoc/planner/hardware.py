@@ -56,6 +56,13 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return near[0] + part * (far[0] - near[0]), near[1] + part * (far[1] - near[1])
 
     @property
+    def usual_precision(self) -> str:
+        """What one trains in: on CPUs what they were measured in."""
+        if self.link == "gloo":
+            return "fp32"
+        return "bf16-mixed" if self.bf16 else "fp16-mixed"
+
+    @property
     def intensity(self) -> float:
         """FLOPs of the peak in 16 bits for each byte of memory traffic."""
         return 1e3 * self.half_tflops / self.hbm_gbps

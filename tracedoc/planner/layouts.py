@@ -275,12 +275,13 @@ def can_train(strategy: Strategy, question: Question) -> bool:
     """Whether a strategy trains with this optimizer, and with adapters, at all.
 
     ``torch.optim.Adafactor`` has no version for sharded tensors, Muon needs whole matrices, and
-    ``ZeroRedundancyOptimizer`` fails where a rank owns parameters without gradients.
+    ``ZeroRedundancyOptimizer`` fails where a rank owns parameters without gradients. DeepSpeed checkpoints
+    whole blocks.
     """
-    optimizer = OPTIMIZERS[question.training.optimizer]
-    if optimizer.whole_matrices and strategy.split and strategy.family != "deepspeed":
+    optimizer, deepspeed = OPTIMIZERS[question.training.optimizer], strategy.family == "deepspeed"
+    if optimizer.whole_matrices and strategy.split and ("parameters" in strategy.split or not deepspeed):
         return False
-    if optimizer.whole_matrices and "parameters" in strategy.split:
+    if deepspeed and question.training.checkpointing == "selective":
         return False
     return not (strategy.id == "zero-redundancy" and (question.frozen or not optimizer.plain))
 

@@ -1,4 +1,4 @@
-"""Keep what this machine's GPUs were measured to reach, and give a plan that for the table's rates."""
+"""Keep what this machine was measured to reach, and give a plan that for the table's rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class Gathered(msgspec.Struct, frozen=True):
 class Machine(msgspec.Struct, frozen=True):
     """One measured machine: products of a transformer's block, copies that read and write, and all-gathers.
 
-    ``product_tflops`` is in 16 bits, sustained for seconds; ``copy_gbps`` counts what is read and written.
+    ``product_tflops`` is sustained for seconds, in 16 bits, in fp32 where the ``device`` is a process on
+    "cpu"; ``copy_gbps`` counts what is read and written.
     """
 
     host: str
@@ -60,9 +61,16 @@ def this_machine() -> Machine | None:
 def measured_gpu(machine: Machine | None = None) -> Gpu | None:
     """The GPU of this machine with the rates that it reached, ``None`` where none of the table was measured.
 
-    Of its attention the table's share stays, as far as products reach theirs.
+    Of its attention the table's share stays, as far as products reach theirs. On CPUs, of which there is no
+    table, a process stands for a GPU, and attention is taken to be as fast as products.
     """
     machine = machine or this_machine()
+    if machine is not None and machine.device == "cpu":
+        rate, memory_gb = machine.product_tflops, machine.memory_bytes / 1e9
+        return Gpu(
+            f"CPU process of {machine.host}", memory_gb, rate, machine.copy_gbps, "gloo",
+            f"measured on {machine.host}", fp32_tflops=rate, matmul=1.0, attention=1.0,
+        )  # fmt: skip
     gpu = gpu_of_device(machine.device, machine.memory_bytes) if machine else None
     if machine is None or gpu is None:
         return None

@@ -19,7 +19,7 @@ from tracedoc.planner.candidates import (
     with_checkpointing,
 )
 from tracedoc.planner.choice import Change, changes, choose, turning_points
-from tracedoc.planner.configurations import Configuration, configurations_of
+from tracedoc.planner.configurations import WHOLE_BLOCKS, Configuration, configurations_of
 from tracedoc.planner.layouts import check_layouts
 from tracedoc.planner.memory import SPREAD
 from tracedoc.planner.search import Found, settled
@@ -230,6 +230,10 @@ def advise(question: Question, request: PlanRequest) -> Advice:
         raise InputError(
             f"{request.framework} cannot offload {question.training.offload!r} on {_gpus(question.gpus)}",
             f"use --offload {other}, or --framework deepspeed on 2 GPUs or more",
+        )
+    if question.training.checkpointing == "selective" and request.framework in WHOLE_BLOCKS:
+        raise InputError(
+            f"{request.framework} checkpoints whole blocks", "take --checkpointing on, or --framework pytorch"
         )
     candidates = rank(question, request)
     if not candidates and request.framework not in PARALLEL_FRAMEWORKS:

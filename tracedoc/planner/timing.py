@@ -112,6 +112,11 @@ class Step(msgspec.Struct, frozen=True):
     expected_ms: float
     worst_ms: float
 
+    @property
+    def width(self) -> float:
+        """The worst over the best."""
+        return self.worst_ms / self.best_ms
+
 
 class Flops(msgspec.Struct, frozen=True):
     """FLOPs of one micro-batch on one GPU, in matrix products and in attention."""
@@ -224,9 +229,8 @@ def predict(
         overlapped = max(computing, rounds * each_round.hideable + last.hideable)
         return fixed + overlapped + passes * each_round.unhidden + last.unhidden
 
-    # No run with experts under data parallelism alone is published.
-    fitted = bool(gpu.matmul) and not (question.model.experts_met and layout.strategy in STRATEGIES)
-    known = fitted or measured_compute_ms is not None or scale != 1.0
+    own = measured_compute_ms is not None or scale != 1.0
+    known = own or not _unlike_published(question, layout, gpu)
     comm = rounds * each_round.seconds + last.seconds + after
     times = (rounds * compute, optimizer, host + rounds * waited, comm)
     expected = step(1.0, lambda sent: sent.exposed)
@@ -238,11 +242,37 @@ def predict(
     else:
         narrow = EXPERTS_SPLIT if question.model.experts_met else NARROW_SPLIT
         low, high = narrow if known else WIDE_SPLIT
-        inside = cluster.inside
-        slow, fast = GUESSED_LINK if inside and inside.near and not inside.measured else (1.0, 1.0)
+        slow, fast = GUESSED_LINK if _unlike_other_servers(layout, cluster) else (1.0, 1.0)
         best = low * step(fast, lambda sent: sent.exposed)
         worst = high * step(slow, lambda sent: sent.exposed)
     return Step(*(1e3 * t for t in (*times, best, expected, worst)))
+
+
+def widened(question: Question, layout: Layout, cluster: Cluster) -> list[str]:
+    """What makes the range of a step wide, and what narrows it, in words; nothing where that is known."""
+    gpu = cluster.gpu
+    reasons = [
+        _unlike_published(question, layout, gpu) if gpu else "",
+        _unlike_other_servers(layout, cluster),
+    ]
+    return [reason for reason in reasons if reason]
+
+
+def _unlike_published(question: Question, layout: Layout, gpu: Gpu) -> str:
+    if not gpu.matmul:
+        return f"hardly a run on {gpu.name} is published (--measure there, or a captured RUN, narrows it)"
+    if question.model.step is not None:
+        return "no run of a script's own model is published (a captured RUN narrows it)"
+    if question.model.experts_met and layout.strategy in STRATEGIES:
+        return "no run of experts under DDP, FSDP or ZeRO is published (a captured RUN narrows it)"
+    return ""
+
+
+def _unlike_other_servers(layout: Layout, cluster: Cluster) -> str:
+    inside = cluster.inside
+    if layout.strategy in STRATEGIES or inside is None or not inside.near or inside.measured:
+        return ""
+    return "servers differ in what joins their GPUs over PCIe (--measure narrows it)"
 
 
 class _Sent(msgspec.Struct):
@@ -320,7 +350,8 @@ def _computation(
         if training.loss == "chunked":  # each chunk's logits are computed again in backward
             backward += 2.0 * training.tokens * model.vocabulary * model.hidden / matmul
     if model.step is not None:
-        moved += LOGIT_TRAFFIC_BYTES / EAGER_LOGIT_BYTES * model.step.beside(training.tokens)
+        each = LOGIT_TRAFFIC_BYTES / EAGER_LOGIT_BYTES if model.step.blocks else passes
+        moved += each * model.step.beside(training.tokens)
     elementwise = moved / (gpu.hbm_gbps * 1e9)
     if model.experts_biased and layout.family == "megatron":
         elementwise += BIAS_SECONDS * model.blocks * training.tokens * question.routed * model.hidden

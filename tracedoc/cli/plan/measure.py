@@ -1,4 +1,4 @@
-"""Measure what the GPUs of this machine reach: products, copies and all-gathers, a process for each GPU."""
+"""Measure what GPUs, or CPUs, of this machine reach: products, copies and all-gathers, a process for each."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from tracedoc.errors import InputError
 from tracedoc.planner.hardware import GPUS_OF_A_CPU, GPUS_OF_A_SWITCH
 from tracedoc.planner.machine import Gathered, Machine, keep
 
-MODEL_WIDTH, MLP_WIDTH, TOKENS = 4096, 14336, 4096
+MODEL_WIDTH, MLP_WIDTH = 4096, 14336
 """Sizes of the products: those of a block of Llama 3 8B."""
+TOKENS = {"cuda": 4096, "cpu": 64}
+"""Tokens of the products: as many as a device multiplies at full rate, and in a moment."""
 PRODUCT_SECONDS = 5.0
 """How long products run: until a GPU has its clock of long runs."""
 COPIED_BYTES = 1 << 30
@@ -27,7 +29,7 @@ LATENCY_BYTES = 64 << 10
 def measured() -> str:
     """Measure, keep it for this host, and say it; empty in all processes but the first.
 
-    Raises :class:`InputError` where there is no torch, or no GPU.
+    Raises :class:`InputError` where there is no torch.
     """
     try:
         torch: Any = import_module("torch")
@@ -35,27 +37,32 @@ def measured() -> str:
         raise InputError(
             f"torch cannot be imported: {error}", "run it with the python that trains"
         ) from error
-    if not torch.cuda.is_available():
-        raise InputError("torch sees no GPU here", "run it where you train: torchrun --nproc-per-node 8")
-    rank = int(os.environ.get("LOCAL_RANK", "0"))
-    torch.cuda.set_device(rank)
-    machine = measure(torch, "cuda", PRODUCT_SECONDS)
+    rank, device = int(os.environ.get("LOCAL_RANK", "0")), "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
+        torch.cuda.set_device(rank)
+    machine = measure(torch, device, PRODUCT_SECONDS)
     if rank:
         return ""
     gathers = "".join(
-        f"; all-gather of {one.gpus} GPUs {one.gbps:.3g} GB/s, {one.latency * 1e6:.0f} us a call"
+        f"; all-gather of {one.gpus} {one.gbps:.3g} GB/s, {one.latency * 1e6:.0f} us a call"
         for one in machine.gathered
     )
-    rates = f"products {machine.product_tflops:.0f} TFLOP/s, memory {machine.copy_gbps:.0f} GB/s{gathers}"
-    kept = f"Kept in {keep(machine)}; plans for such GPUs on this machine take it."
+    rates = f"products {machine.product_tflops:.3g} TFLOP/s, memory {machine.copy_gbps:.3g} GB/s{gathers}"
+    which = "for such GPUs" if device == "cuda" else "without --gpu"
+    kept = f"Kept in {keep(machine)}; plans {which} on this machine take it."
     return f"{machine.device}: {rates}\n{kept}\n"
 
 
 def measure(torch: Any, device: str, seconds: float) -> Machine:
-    """What one GPU computes and copies, and what all of this node gather; every process takes part."""
-    kind = torch.bfloat16 if device == "cpu" or torch.cuda.is_bf16_supported() else torch.float16
-    name, memory = device, 0.0
+    """What one GPU computes and copies, and what all of this node gather; every process takes part.
+
+    On CPUs a process is what is measured, in fp32, with its part of the memory.
+    """
+    kind, name = torch.float32, device
+    memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _processes())
     if device == "cuda":
+        kind = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         name, memory = properties.name, float(properties.total_memory)
     return Machine(
@@ -87,7 +94,8 @@ def _took(torch: Any, device: str, work: Callable[[], object], times: int) -> fl
 def _products(torch: Any, device: str, kind: Any, seconds: float) -> float:
     """FLOP/s of the products of a block, one after the other, at the end of so many seconds."""
     given = {"dtype": kind, "device": device}
-    narrow, wide = torch.randn(TOKENS, MODEL_WIDTH, **given), torch.randn(TOKENS, MLP_WIDTH, **given)
+    tokens = TOKENS[device]
+    narrow, wide = torch.randn(tokens, MODEL_WIDTH, **given), torch.randn(tokens, MLP_WIDTH, **given)
     square, up = torch.randn(MODEL_WIDTH, MODEL_WIDTH, **given), torch.randn(MODEL_WIDTH, MLP_WIDTH, **given)
 
     def block() -> None:
@@ -97,7 +105,7 @@ def _products(torch: Any, device: str, kind: Any, seconds: float) -> float:
         wide @ up.T
 
     end, rate = time.perf_counter() + seconds, 0.0
-    flops = 2 * TOKENS * MODEL_WIDTH * (2 * MODEL_WIDTH + 3 * MLP_WIDTH)  # of the five products
+    flops = 2 * tokens * MODEL_WIDTH * (2 * MODEL_WIDTH + 3 * MLP_WIDTH)  # of the five products
     while not rate or time.perf_counter() < end:
         rate = flops / _took(torch, device, block, 10)
     return rate
@@ -112,7 +120,7 @@ def _copies(torch: Any, device: str) -> float:
 
 def _gathers(torch: Any, device: str, kind: Any) -> tuple[Gathered, ...]:
     """All-gathers of all processes of this node, and of the first few where there are more."""
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local = _processes()
     if local < 2:
         return ()
     distributed = torch.distributed
@@ -130,10 +138,14 @@ def _gathers(torch: Any, device: str, kind: Any) -> tuple[Gathered, ...]:
     return tuple(found) if local_rank == 0 else ()
 
 
+def _processes() -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def _gather(torch: Any, device: str, kind: Any, size: int, group: Any) -> Gathered:
     def seconds(count: int) -> float:
-        part = torch.zeros(count // size // 2, dtype=kind, device=device)
-        whole = torch.zeros(count // size // 2 * size, dtype=kind, device=device)
+        part = torch.zeros(count // size // kind.itemsize, dtype=kind, device=device)
+        whole = torch.zeros(part.numel() * size, dtype=kind, device=device)
         gather = torch.distributed.all_gather_into_tensor
         return _took(torch, device, lambda: gather(whole, part, group=group), 10)
 

@@ -190,7 +190,7 @@ def _request(options: Options, cluster: Cluster) -> PlanRequest:
         ("--flex-dispatch", options.flex_dispatch),
     )
     for option, value in given:
-        if value and not layouts:
+        if value not in (None, False) and not layouts:
             word = f"{option} {value}" if isinstance(value, str) else option
             raise InputError(
                 f"{word} is not for --framework {options.framework}",
@@ -227,7 +227,7 @@ def _overlaps(text: str) -> tuple[str, ...]:
     """What ``--overlap`` names: ``off`` and ``none``, ``on`` and ``all``, or kinds of communication."""
     if text in ("off", "none", "on", "all"):
         return OVERLAPS if text in ("on", "all") else ()
-    for name in names_in(text):
+    for name in names_in(text) or (text,):
         _one_of("overlap", name, OVERLAPS)
     return names_in(text)
 
@@ -261,7 +261,7 @@ def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captu
     training = Training(
         precision=options.precision
         or (options.gpu_name is None and now.precision)
-        or ("fp16-mixed" if gpu is not None and not gpu.bf16 else "bf16-mixed"),
+        or (gpu.usual_precision if gpu is not None else "bf16-mixed"),
         optimizer=(options.optimizer or now.optimizer or "adamw").lower(),
         sequence=_given(options.seq, now.sequence or min(2048, model.context or 2048)),
         micro_batch=_micro_batch(options.micro_batch, now.micro_batch or 1),
@@ -391,7 +391,7 @@ def _gpu(options: Options, found: Captured | None) -> tuple[Gpu | None, float]:
     if found:
         gpu = find_gpu(name) if name else gpu_of_device(found.device, found.memory_bytes)
     else:
-        gpu = find_gpu(name) if name else measured_gpu()
+        gpu = find_gpu(name) if name else (None if options.gpu_memory else measured_gpu())
     if options.gpu_memory:
         size = parse_size(options.gpu_memory, "--gpu-memory")
         sold = re.fullmatch(r"\s*[\d.]+\s*GB\s*", options.gpu_memory, re.IGNORECASE)
