@@ -238,7 +238,9 @@ def predict(
         low, high = NARROW_SPREAD if known else WIDE_SPREAD
         best = low * step(2 / 3, lambda sent: sent.exposed)
         worst = high * step(1.0, lambda sent: sent.seconds - sent.unhidden)
-        worst = min(worst, max(WIDEST_RANGE * best, high * expected)) if known else worst
+        if known:
+            worst = min(worst, max(WIDEST_RANGE * best, high * expected))
+            best = max(best, worst / WIDEST_RANGE)
     else:
         narrow = EXPERTS_SPLIT if question.model.experts_met else NARROW_SPLIT
         low, high = narrow if known else WIDE_SPLIT
