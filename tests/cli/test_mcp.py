@@ -98,7 +98,7 @@ def test_an_agent_gets_from_the_question_to_fix_and_prediction(run: Path) -> Non
         expected = finding.fixes[0].predicted
         assert answer["answer"] == diagnosis.summary
         assert worst["rule_id"] == finding.rule_id
-        assert worst["cost_ms"] == pytest.approx(finding.cost_ms, rel=1e-4)
+        assert worst["cost_ms"] == pytest.approx(finding.told_ms, rel=1e-4)
         assert fix["change"] == finding.fixes[0].change
         assert predicted["alone"][0]["step_ms"] == pytest.approx(expected.step_ms, rel=1e-4)
 
@@ -173,14 +173,26 @@ def test_only_what_is_allowed_is_read(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "a", run / "mixed")
     (run / "mixed" / "rank-7.json").symlink_to(next(outside.glob("*.json*")))
     (run / "inside").symlink_to(run / "a")
+    (run / "circle").symlink_to(run / "circle")
 
     async def agent(client: Any) -> None:
         for path in (str(outside), "../secret", "link", "mixed", "/", "s3://bucket/run", "-"):
             assert "allowed: " in await refused(client, "diagnose", run=path), path
+        for path in ("circle", "\0", 1000 * "x"):
+            assert "is no path; allowed: " in await refused(client, "diagnose", run=path), path
         assert "allowed: " in await refused(client, "compare", base="a", head="../secret")
         assert "allowed: " in await refused(client, "plan", model="../secret/config.json", gpus=2)
         assert "no option script" in await refused(client, "plan", options={"script": "train.py"})
         assert (await ask(client, "diagnose", run="inside"))["findings"]
+
+    in_process(run, agent)
+
+
+def test_a_question_without_end_is_refused(run: Path) -> None:
+    async def agent(client: Any) -> None:
+        assert "21 changes are too many" in await refused(
+            client, "whatif", run="a", changes=21 * ["even-ranks"]
+        )
 
     in_process(run, agent)
 

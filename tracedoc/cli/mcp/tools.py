@@ -47,6 +47,9 @@ LONGEST_RUN_S = 3600.0
 SECONDS_FOR_THE_JOB = 30.0
 """How long a command may take to end its job."""
 
+MOST_CHANGES = 20
+"""Changes that one question may play; a run has fewer."""
+
 KEPT_BYTES = 1 << 20
 TOLD_LINES, TOLD_LETTERS = 20, 4_000
 """Last lines of what a command wrote that are told, and letters of them."""
@@ -65,7 +68,11 @@ class Folders:
         """Where a path leads; :class:`InputError` for one outside, and for a folder with a link to there."""
         if given == "-" or is_remote(given):
             raise InputError(f"{given} is no file of this machine", self._hint())
-        real = (self.roots[0] / given).resolve()
+        try:
+            real = (self.roots[0] / given).resolve()
+            real.exists()
+        except (OSError, ValueError, RuntimeError):  # too long, with a zero byte, links in a circle
+            raise InputError(f"{given[:80]} is no path", self._hint()) from None
         if not self._allowed(real) or not all(map(self._allowed, _links(real))):
             raise InputError(f"{given} leads out of what may be read", self._hint())
         return real
@@ -215,6 +222,8 @@ class Tools:
         """
         path = str(self._folders.path(run))
         limits = limits_of(self._view(run))
+        if len(changes) > MOST_CHANGES:
+            raise InputError(f"{len(changes)} changes are too many", f"ask for {MOST_CHANGES} at most")
         with self._working:
             if changes:
                 found = tracedoc.predict(path, [*changes], _options())
