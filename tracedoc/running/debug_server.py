@@ -31,6 +31,7 @@ MAX_TEXT_BYTES = 64 << 20
 """A dump or a stack of a rank beyond this size is cut."""
 
 _READ_BYTES = 1 << 18
+_TOLD_LETTERS = 80
 _HELD_BACK = 512
 """So many bytes before a mark are not passed on until what follows them is known."""
 
@@ -282,7 +283,7 @@ class _Get:
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise InputError(
-                f"{url} does not answer: {error or type(error).__name__}",
+                f"{url} does not answer: {str(error)[:_TOLD_LETTERS] or type(error).__name__}",
                 "the job starts a server by torch.distributed.debug.start_debug_server()",
             ) from None
         if response.status != 200:
