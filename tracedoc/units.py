@@ -39,14 +39,17 @@ UNITS: dict[str, Unit] = {
 """Every unit by name. ``gbps`` is 1e9 bytes a second; ``fraction`` is 0..1 and printed as percent."""
 
 
-def format_quantity(value: float | int | str | bool, unit: str) -> str:
-    """Return a value in the words of a report: ``31.2 ms``, ``38 %``, ``25 MiB``, ``52 GB/s``."""
+def format_quantity(value: float | int | str | bool, unit: str, longest_ms: float = 0.0) -> str:
+    """Return a value in the words of a report: ``31.2 ms``, ``38 %``, ``25 MiB``, ``52 GB/s``.
+
+    ``longest_ms`` is the longest time that stands beside it, as in :func:`format_ms`.
+    """
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
     if unit == "ms":
-        return format_ms(float(value))
+        return format_ms(float(value), longest_ms)
     if unit == "fraction":
         return format_percent(float(value))
     if unit == "bytes":
@@ -68,9 +71,12 @@ def _rate(gbps: float) -> str:
     return f"{_significant(gbps * 1e6)} kB/s"
 
 
-def format_ms(value: float) -> str:
-    """Return a time, rounded to what a trace supports: ``412 ms``, ``9.5 ms``, ``8.9 us``, ``2.13 s``."""
-    if abs(value) >= 999.5:
+def format_ms(value: float, longest_ms: float = 0.0) -> str:
+    """Return a time, rounded to what a trace supports: ``412 ms``, ``9.5 ms``, ``8.9 us``, ``2.13 s``.
+
+    Beside a time of a second or more, ``longest_ms``, seconds begin at half of one: ``0.79 s``.
+    """
+    if abs(value) >= (499.5 if longest_ms >= 999.5 else 999.5):
         return f"{_significant(value / 1000)} s"
     if 0 < abs(value) < 0.0995:
         return f"{_significant(1000 * value)} us"

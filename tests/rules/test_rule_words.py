@@ -44,6 +44,23 @@ def test_a_noun_follows_its_number() -> None:
     assert fill(text, {}, {}) == "unknown calls a step"
 
 
+def test_what_is_nothing_is_not_said() -> None:
+    text = "{a_ms} of it[[, {b_ms} in copies]][[, {n} of them fused]][[ ({place})]]."
+    units = {"a_ms": "ms", "b_ms": "ms", "n": "count"}
+    whole: dict[str, Value] = {"a_ms": 3.0, "b_ms": 1.0, "n": 2, "place": "forward"}
+    assert fill(text, whole, units) == "3 ms of it, 1 ms in copies, 2 of them fused (forward)."
+    for nothing in ({"b_ms": 0.0}, {"b_ms": Unknown("cut off")}):
+        assert fill(text, whole | nothing, units) == "3 ms of it, 2 of them fused (forward)."
+    assert fill(text, whole | {"n": 0, "place": "none"}, units) == "3 ms of it, 1 ms in copies."
+
+
+def test_times_that_are_compared_have_one_unit() -> None:
+    text, units = "{a_ms} against {b_ms}", {"a_ms": "ms", "b_ms": "ms"}
+    assert fill(text, {"a_ms": 1310.0, "b_ms": 790.0}, units) == "1.31 s against 0.79 s"
+    assert fill(text, {"a_ms": 1310.0, "b_ms": 292.0}, units) == "1.31 s against 292 ms"
+    assert fill(text, {"a_ms": 990.0, "b_ms": 790.0}, units) == "990 ms against 790 ms"
+
+
 def test_a_stray_brace_is_found() -> None:
     assert stray_brace("{a} of {{b}}") is None
     assert stray_brace("{a} of {b.c}") == 7

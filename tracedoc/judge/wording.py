@@ -4,7 +4,7 @@
 case as all facts and params are, and nothing else. ``{{name}}`` writes ``{name}``; every other brace stands
 for itself, so a fix may hold JSON or a Python set. ``{name:call|calls}`` is the first word where the value
 reads ``1`` and the second elsewhere. What stands in ``[[`` and ``]]`` around a placeholder is left
-out where a value in it is unknown, or a text that says "none".
+out where a value in it is unknown, zero, or a text that says "none".
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _PLACEHOLDER = re.compile(r"\{\{([a-z_][a-z0-9_]*)\}\}|\{([a-z_][a-z0-9_]*)(?::(
 # Text without a placeholder stays as it is. Asking for one here takes quadratic time where "]]" is missing.
 _OPTIONAL = re.compile(r"\[\[((?:[^\[\]{}]|\{[^{}]*\})*)\]\]")
 
-NOTHING = ("none", "nothing", "")
-"""Values of texts for which there is nothing to say."""
+NOTHING = ("none", "nothing", "", 0)
+"""Values for which there is nothing to say."""
 
 WORST_RANK = "rank"
 """In the message of a rule of scope rank this is the rank whose numbers are shown."""
@@ -53,6 +53,7 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
     """``template`` with each placeholder replaced by its value in the words of its unit.
 
     A value that is missing or :class:`Unknown` reads ``unknown``. Values are not searched for placeholders.
+    Times from half a second on are in seconds where another one of the text is.
     """
 
     def replace(match: re.Match[str]) -> str:
@@ -60,7 +61,8 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
         if name is None:
             return "{" + match[1] + "}"
         value = values.get(name, Unknown(""))
-        said = "unknown" if isinstance(value, Unknown) else format_quantity(value, units.get(name, "text"))
+        unit = units.get(name, "text")
+        said = "unknown" if isinstance(value, Unknown) else format_quantity(value, unit, longest_ms)
         if match[4] is not None:
             return match[3] if said == "1" else match[4]
         return said
@@ -72,7 +74,10 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
         said = not any(isinstance(value, Unknown) or value in NOTHING for value in found)
         return match[1] if said else ""
 
-    return _PLACEHOLDER.sub(replace, _OPTIONAL.sub(optional, template))
+    said = _OPTIONAL.sub(optional, template)
+    times = [values.get(name) for name in placeholders(said) if units.get(name) == "ms"]
+    longest_ms = max((time for time in times if isinstance(time, float)), default=0.0)
+    return _PLACEHOLDER.sub(replace, said)
 
 
 def is_known(template: str, values: Mapping[str, Value]) -> bool:

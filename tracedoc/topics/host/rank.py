@@ -159,6 +159,13 @@ def short_kernel_ms(timeline: RankTimeline) -> Spans | Unknown:
     return idle | Spans.of(timeline.trace.ts_ns[rows], timeline.trace.end_ns[rows])
 
 
+@rank_fact(unit="ms", needs=("launches", "kernels"))
+def short_chains_ms(timeline: RankTimeline) -> Value:
+    """Time of the median step in the chains of :func:`short_kernel_ms`."""
+    rows = _in_chains(timeline)
+    return total_ms(Spans.of(timeline.trace.ts_ns[rows], timeline.trace.end_ns[rows]))
+
+
 @rank_fact(unit="fraction", needs=("gpu", "kernels"))
 def short_kernels_frac(timeline: RankTimeline) -> Value:
     """Share of the median step's compute kernels that are in the chains of ``short_kernel_ms``."""

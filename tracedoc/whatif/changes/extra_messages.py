@@ -54,6 +54,6 @@ CHANGES = (
         "no barriers, and no small messages that training does not need, as of metrics",
         no_extra_messages,
         (),
-        "what the host does between two of them is for them",
+        "the host's work between two of them goes with them",
     ),
 )

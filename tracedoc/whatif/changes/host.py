@@ -185,7 +185,7 @@ CHANGES = (
         "batches are made ahead, by worker processes",
         feed_input,
         (Parameter("by", "time between two batches, as a share of today's; 0: always ready", 0.0, 0.0, 1.0),),
-        "workers take cores from the training process",
+        "worker processes have spare cores (else up to a quarter of the gain is lost)",
         FED,
     ),
     Change(

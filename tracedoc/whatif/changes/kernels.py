@@ -129,7 +129,7 @@ CHANGES = (
         "forward and backward pass are compiled: fewer launches, each at less cost, and fused kernels",
         compile_model,
         (),
-        "compiled code takes the host 20 to 80 % of its time, and reads tensors once that it uses at once",
+        "compiled code needs 20 to 80 % of today's host time",
     ),
     Change(
         "faster-kernels",
@@ -153,7 +153,7 @@ CHANGES = (
         "a step does twice the work; the answer is the time for as much work as today",
         double_batch,
         (),
-        "kernels take 1.6 to 2 times as long, messages of samples twice, gradients and optimizer as now",
+        "kernels take 1.6 to 2 times as long, gradient messages and optimizer as long as now",
         units=2.0,
     ),
     Change(

@@ -64,6 +64,6 @@ CHANGES = (
         "parameters, gradients and optimizer stay on the GPU",
         no_offload,
         (),
-        "the GPU has memory for them; its update takes 10 to 35 % of the copies to the host",
+        "they fit into GPU memory, and an update there takes 10 to 35 % of today's copies to the host",
     ),
 )

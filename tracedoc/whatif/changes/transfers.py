@@ -72,13 +72,13 @@ CHANGES = (
         "collectives move this many times their bytes, as with compression or a smaller type",
         scale_bytes,
         (_OF, Parameter("by", "the factor, below 1 for fewer bytes", 0.5, 0.01, 10.0)),
-        "latency stays; casts cost nothing",
+        "the latency of a call stays, and casts cost nothing",
     ),
     Change(
         "faster-link",
         "the link moves bytes this many times as fast",
         faster_link,
         (_OF, Parameter("by", "the factor, above 1 for a faster link", 2.0, 0.1, 100.0)),
-        "latency stays",
+        "the latency of a call stays",
     ),
 )
