@@ -85,6 +85,9 @@ def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting
     # Two all-reduces of 17.6 and 5.7 MB over 8 ranks run for 15.8 ms: 1.75 times 23.4 MB in that time.
     assert diagnosis.facts["least_transfer_gbps"].value == pytest.approx(1.75 * 23.38 / 15.85, rel=0.01)
     assert diagnosis.budget is not None
+    # At 314 GB/s, with 20.9 MB for the latency of each; there are two small broadcasts, too.
+    should_ms = (1.75 * (23.38 + 2 * 20.88) + 2 * 20.88) / 313.6
+    assert diagnosis.facts["least_transfer_frac"].value == pytest.approx(should_ms / 15.85, rel=0.02)
     assert diagnosis.budget.blocking_comm_ms == pytest.approx(11.1, abs=0.2)
 
 

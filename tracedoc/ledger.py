@@ -31,7 +31,7 @@ CAUSE_WORDS: dict[str, str] = {
     "order.reductions": "late reductions of gradients",
     "order.every_micro_batch": "reductions of gradients in every micro-batch",
     "order.extra": "barriers and messages that training does not need",
-    "order.messages": "messages that are too many, or too large",
+    "order.messages": "poorly sized messages",
     "link.slow": "a link below what it should give",
     "link.latency": "latency of messages",
     "link.transfer": "exposed communication",

@@ -27,6 +27,7 @@ from tracedoc.trace.vocabulary import (
     payload_bytes,
     runtime_role,
     step_number,
+    updates_in_backward_pass,
 )
 
 C = KernelCategory
@@ -300,3 +301,17 @@ def test_host_ranges_with_the_category_of_operators_are_annotations() -> None:
     assert event_kind("Operator", "Optimizer.step#SGD.step") is Kind.ANNOTATION
     assert event_kind("Operator", "aten::add") is Kind.CPU_OP
     assert event_kind("gpu_user_annotation", "ProfilerStep#5") is Kind.GPU_ANNOTATION
+
+
+@pytest.mark.parametrize(
+    ("name", "fused"),
+    [
+        ("fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function", True),
+        ("fbgemm::split_embedding_nobag_codegen_lookup_adam_function", True),
+        ("fbgemm::split_embedding_codegen_lookup_sgd_function_pt2", True),
+        ("fbgemm::split_embedding_codegen_lookup_none_function", False),
+        ("fbgemm::dense_embedding_codegen_lookup_function", False),
+    ],
+)
+def test_embeddings_that_are_updated_in_the_backward_pass(name: str, fused: bool) -> None:
+    assert updates_in_backward_pass(name) is fused

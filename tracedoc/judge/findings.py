@@ -25,6 +25,7 @@ from tracedoc.judge.wording import (
     other_step,
     placeholders,
     run_step,
+    says_something,
     with_ranks,
 )
 from tracedoc.topics.step.rank import step_ms
@@ -147,14 +148,15 @@ def _said(rule: Rule, key: str | None, measurements: Measurements) -> tuple[dict
 def standing_for(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> tuple[str, tuple[Fix, ...]]:
     """The message and fixes of a rule for a cause that it does not tell itself, of the first of some ranks.
 
-    The message is "" where the rule has seen nothing of the cause.
+    The message is what the rule has ``observed`` where its own is not seen, "" where that is nothing either.
     """
     values, units = _said(rule, _first(rule, ranks, measurements), measurements)
     size = values.get(rule.gain.fact) if rule.gain is not None else None
     step = values[step_ms.name]
     seen = isinstance(size, float) and isinstance(step, float) and size >= SEEN * step
-    told = fill(rule.message, values, units) if seen and is_known(rule.message, values) else ""
-    return told, _fixes(rule, values, units)
+    holds = seen and is_known(rule.message, values)
+    template = rule.message if holds else rule.observed if says_something(rule.observed, values) else ""
+    return fill(template, values, units), _fixes(rule, values, units)
 
 
 def _first(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> str | None:

@@ -87,6 +87,7 @@ def _checked(rule: Rule, at: Document, known: Vocabulary) -> Rule:
     named = {**units, WORST_RANK: "text"} if rule.scope == "rank" else units
     used |= _names_of_template(at, rule.message, named, "message")
     used |= _names_of_template(at, rule.says, named, "says")
+    used |= _names_of_template(at, rule.observed, named, "observed")
     for number, fix in enumerate(rule.fixes):
         used |= _names_of_fix(at, fix, named, known.texts, number)
     for field, noun, names in (("params", "param", rule.params), ("words", "words", rule.words)):

@@ -125,7 +125,8 @@ class Rule(_Part, frozen=True):
 
     ``cause`` are the entries of the ledger that it names: ids, or families, which stand for their members;
     ``part_of`` those of which it names a part, whose size its gain bounds, of the first before the next.
-    ``stands_for`` are those of which it gives the reason and the fixes also where no rule tells them.
+    ``stands_for`` are those of which it gives the reason and the fixes also where no rule tells them,
+    with its message where what bounds the gain is seen, else with ``observed``.
     ``says`` is the clause of the first line behind the title's name and cost; "" for the title's second half.
     ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``on_cpu`` is "capped" (a
     CPU trace makes it a note at most: its time shares say little) or "as_usual" (counts, loader waits,
@@ -148,6 +149,7 @@ class Rule(_Part, frozen=True):
     cause: tuple[CauseId, ...] = ()
     part_of: tuple[CauseId, ...] = ()
     stands_for: tuple[CauseId, ...] = ()
+    observed: Text = ""
     says: Text = ""
     params: dict[str, Param] = field(default_factory=dict)
     words: dict[str, Words] = field(default_factory=dict)

@@ -70,9 +70,7 @@ def fill(template: str, values: Mapping[str, Value], units: Mapping[str, str]) -
     def optional(match: re.Match[str]) -> str:
         if "{" not in match[1]:
             return match[0]
-        found = [values.get(name, Unknown("")) for name in placeholders(match[1])]
-        said = not any(isinstance(value, Unknown) or value in NOTHING for value in found)
-        return match[1] if said else ""
+        return match[1] if all(_is_something(values.get(name)) for name in placeholders(match[1])) else ""
 
     said = _OPTIONAL.sub(optional, template)
     times = [values.get(name) for name in placeholders(said) if units.get(name) == "ms"]
@@ -84,6 +82,15 @@ def is_known(template: str, values: Mapping[str, Value]) -> bool:
     """False where a value that ``template`` cannot do without is not known."""
     needed = placeholders(_OPTIONAL.sub(_left_out, template))
     return not any(isinstance(values.get(name, Unknown("")), Unknown) for name in needed)
+
+
+def says_something(template: str, values: Mapping[str, Value]) -> bool:
+    """False where a value that ``template`` cannot do without is not known, or nothing."""
+    return all(_is_something(values.get(name)) for name in placeholders(_OPTIONAL.sub(_left_out, template)))
+
+
+def _is_something(value: Value | None) -> bool:
+    return not (value is None or isinstance(value, Unknown) or value in NOTHING)
 
 
 def without_numbers(template: str) -> str:

@@ -343,6 +343,8 @@ def copy_kind(name: str) -> CopyKind:
 # --- Host ranges ------------------------------------------------------------------------------------
 
 _STEP = re.compile(r"ProfilerStep\s?#(\d{1,9})$")  # more digits are damage, and fit no column
+# With the optimizer "none" the gradients go to one outside; a dense_embedding lookup's do always.
+_FUSED_LOOKUP = re.compile(r"fbgemm::split_embedding_(\w+_)?codegen_lookup_(?!none_)\w+_function")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step$")
 _DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#(\w*)")
 _OLD_BACKWARD = re.compile(
@@ -366,6 +368,11 @@ def optimizer_step_class(name: str) -> str | None:
     """Return the class in ``Optimizer.step#AdamW.step``, ``None`` for any other name."""
     match = _OPTIMIZER_STEP.match(name)
     return match.group(1) if match else None
+
+
+def updates_in_backward_pass(name: str) -> bool:
+    """True for FBGEMM's lookup of embeddings whose optimizer runs in the backward pass."""
+    return _FUSED_LOOKUP.match(name) is not None
 
 
 def is_zero_grad(name: str) -> bool:

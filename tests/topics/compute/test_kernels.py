@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 import tracedoc
+from tests.topics.small_runs import of_run, two_steps
 from tracedoc.step.work import gemm_table
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline
@@ -104,3 +107,42 @@ def test_memory_peaks_are_those_of_the_device(tmp_path: Path) -> None:
 def test_memory_is_unknown_where_it_was_not_recorded(tmp_path: Path) -> None:
     _, facts = one_of(tmp_path, steps_of((BF16, 0, 60)))
     assert facts["peak_reserved_bytes"] == Unknown("device memory was not recorded (profile_memory=True)")
+
+
+LOOKUP = "fbgemm::split_embedding_codegen_lookup_rowwise_adagrad_function"
+
+
+@pytest.mark.parametrize(
+    ("name", "fact"),
+    [
+        ("aten::scaled_dot_product_attention", "computes_attention"),
+        ("aten::native_batch_norm", "has_batch_norm"),
+        (LOOKUP, "updates_in_backward"),
+        ("aten::mm", ""),
+    ],
+)
+def test_what_operators_tell_of_the_model(tmp_path: Path, name: str, fact: str) -> None:
+    builder = steps_of((BF16, 0, 60)).host(name, 1, 2)
+    _, facts = one_of(tmp_path, builder)
+    traits = ("computes_attention", "has_batch_norm", "updates_in_backward")
+    assert [one for one in traits if facts[one]] == [fact] * bool(fact)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name", "suits"),
+    [
+        (1, "aten::native_batch_norm", True),
+        (2, "aten::layer_norm", True),
+        (2, "aten::native_batch_norm", False),
+    ],
+)
+def test_under_ddp_batch_norm_keeps_passes_out_of_cuda_graphs(
+    tmp_path: Path, ranks: int, name: str, suits: bool
+) -> None:
+    builders = [two_steps(TraceBuilder(rank, ranks)).host(name, 111, 112) for rank in range(ranks)]
+    for builder in builders[: ranks if ranks > 1 else 0]:
+        builder.host("DistributedDataParallel.forward", 113, 114, category="user_annotation")
+    facts = of_run(tmp_path, builders)
+    assert facts["strategy_family"].value == ("single" if ranks == 1 else "ddp")
+    assert facts["launcher"].value == ("python" if ranks == 1 else "torchrun")
+    assert facts["suits_cuda_graphs"].value is suits

@@ -78,3 +78,28 @@ def test_the_launch_interval_is_that_of_the_judged_step(tmp_path: Path) -> None:
             builder.kernel("k", start + at + 1, start + at + 1.5, launch_ms=start + at)
     # Two complete steps of 100 ms: the first is judged, with 3 and 6 ms.
     assert values(tmp_path, builder)["launch_interval_ms"] == 4.5
+
+
+def test_the_hosts_floor_leaves_out_what_blocks_it(tmp_path: Path) -> None:
+    builder = two_steps(TraceBuilder())
+    for start in (100, 200, 300):
+        builder.loader(start + 25, start + 35).runtime("cudaStreamSynchronize", start + 30, start + 45)
+    # 99 ms of host step, of which 25-45 is blocked once, however often it is covered.
+    facts = facts_of_rank(tmp_path, builder)
+    assert facts["host_floor_ms"] == 79
+
+
+def test_a_full_launch_queue_is_not_the_host_s_work(tmp_path: Path) -> None:
+    builder = steps(TraceBuilder(), 100, 200, 300)
+    for start in (100, 200, 300):
+        builder.kernel("blocked", start + 96, start + 96.1, launch_ms=start + 70)
+        builder.kernel("slow", start + 97, start + 97.1, launch_ms=start + 95)
+    document = json.loads(builder.to_json())
+    calls = [one for one in document["traceEvents"] if one["name"] == "cudaLaunchKernel"]
+    for call in calls:
+        call["dur"] = {70: 20_000, 95: 190}.get(round(call["ts"] / 1000) % 100, call["dur"])
+    path = tmp_path / "rank-0.json"
+    path.write_text(json.dumps(document))
+    # The host's step is 99 ms long.
+    (digest,) = tracedoc.measure([path]).measurements.run.digests
+    assert digest.facts["host_floor_ms"] == 79

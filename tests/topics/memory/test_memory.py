@@ -49,3 +49,14 @@ def test_exposed_copies_between_host_and_device_are_told_from_those_within_the_d
     # 60-65 and 92-95 cross the bus, 70-90 does not; 50-60 is behind compute.
     assert facts["exposed_copy_ms"] == 28
     assert facts["exposed_host_copy_ms"] == 8
+
+
+def test_what_ddp_copies_from_buckets_into_gradients(tmp_path: Path) -> None:
+    builder = two_steps(TraceBuilder())
+    name = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+    for start in (100, 200, 300):
+        builder.host(name, start + 24, start + 31).copy("DtoD", start + 30, start + 36, launch_ms=start + 25)
+        builder.copy("DtoD", start + 40, start + 42, launch_ms=start + 39)
+    facts = facts_of_rank(tmp_path, builder)
+    assert facts["bucket_copy_ms"] == 6
+    assert facts["exposed_copy_operators"] == f"{name} 6 ms, aten::copy_ 2 ms"

@@ -16,6 +16,7 @@ from tracedoc.ranks.strategies.model_parallel import ONLY_PASSES_DATA, PASSES_DA
 from tracedoc.run.job import RankJob
 from tracedoc.run.manifest import StepTime
 from tracedoc.timeline.phases import Phase
+from tracedoc.topics.compute.rank import has_batch_norm
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
@@ -113,6 +114,23 @@ def activation_checkpointing(run: RunView) -> Value:
 def compiled(run: RunView) -> Value:
     """Whether code compiled by torch.compile runs, from its ranges."""
     return any("compiled" in digest.signs.seen for digest in run.digests)
+
+
+@run_fact(unit="bool", needs=("host_ops", has_batch_norm))
+def suits_cuda_graphs(run: RunView) -> Value:
+    """Whether CUDA graphs can hold whole passes: on one GPU, and under DDP without batch norm.
+
+    DDP broadcasts the buffers of batch norm before each forward pass.
+    """
+    family = strategy_of(run).family
+    normalised = [has_batch_norm.of(digest) for digest in run.digests]
+    return family == "single" or (family == "ddp" and not any(one is not False for one in normalised))
+
+
+@run_fact(unit="text", values=("python", "torchrun"))
+def launcher(run: RunView) -> Value:
+    """What starts the script: "python" where one process trains, else "torchrun"."""
+    return "python" if strategy_of(run).family == "single" else "torchrun"
 
 
 @run_fact(unit="count", needs=("launches",))

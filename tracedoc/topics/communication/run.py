@@ -81,15 +81,41 @@ def least_transfer_gbps(run: RunView, digest: RankDigest, step: StepDigest) -> V
     As nccl-tests count it, but over all of their time: how much of that is waiting is not known. Unknown
     where it is (:func:`transfer_gbps`), and without collectives whose bytes and ranks are known.
     """
-    table = digest.collectives
-    factor = np.array([busbw_factor(kind.op, kind.group_size or 0) for kind in table.kinds] or [0.0])[
-        table.kind
-    ]
-    rows = (table.step == step.index) & (table.exposed_ns > 0) & (table.nbytes != NONE) & (factor > 0)
+    table, rows = digest.collectives, _unsplit_rows(run, digest, step)
     lasted = int((table.end_ns - table.start_ns)[rows].sum())
-    if run.splits[digest.rank, step.index].unsplit_ns <= 0 or not lasted:
+    if not lasted:
         return Unknown("waiting is known apart from transfer, or no message has a size")
-    return float((table.nbytes * factor)[rows].sum() / lasted)
+    return float((table.nbytes * _busbw_factors(digest))[rows].sum() / lasted)
+
+
+@digest_fact(unit="fraction", needs=("gpu", "collectives"))
+def least_transfer_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """The time that the collectives of :func:`least_transfer_gbps` should take, as a share of what they take.
+
+    For their sizes and bus bandwidth; a group of up to 8 ranks counts as being on one host.
+    """
+    rows = _unsplit_rows(run, digest, step)
+    usual = (usual_call_ns(run, digest) * _busbw_factors(digest))[rows]
+    if rows.size == 0 or np.isnan(usual).any():
+        return Unknown("no such collectives, or what the link should give is not known")
+    return float(usual.sum() / (digest.collectives.end_ns - digest.collectives.start_ns)[rows].sum())
+
+
+def _busbw_factors(digest: RankDigest) -> npt.NDArray[np.float64]:
+    """What turns the bytes of each of a rank's collectives into those of bus bandwidth."""
+    kinds = digest.collectives.kinds
+    factors = np.array([busbw_factor(kind.op, kind.group_size or 0) for kind in kinds] or [0.0])
+    found: npt.NDArray[np.float64] = factors[digest.collectives.kind]
+    return found
+
+
+def _unsplit_rows(run: RunView, digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:
+    """The exposed collectives with a size of a step of which transfer and waiting are not known apart."""
+    table = digest.collectives
+    if run.splits[digest.rank, step.index].unsplit_ns <= 0:
+        return np.empty(0, dtype=np.intp)
+    sized = (table.nbytes != NONE) & (_busbw_factors(digest) > 0)
+    return np.flatnonzero((table.step == step.index) & (table.exposed_ns > 0) & sized)
 
 
 @run_fact(unit="text", values=SPLITS)

@@ -27,7 +27,8 @@ from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.devices import TENSOR_SPEEDUPS
 from tracedoc.trace.distinct import distinct, places_by_value
-from tracedoc.trace.kernels import MATRIX, matrix_format
+from tracedoc.trace.kernels import MATRIX, KernelCategory, kernel_category, matrix_format
+from tracedoc.trace.vocabulary import updates_in_backward_pass
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
@@ -335,6 +336,26 @@ def _parts(timeline: RankTimeline) -> HostParts | Unknown:
     return (
         Unknown("compiled code names no operators") if compiled else (starts[mine], ends[mine], threads[mine])
     )
+
+
+@rank_fact(unit="bool", needs=("kernels",))
+def computes_attention(timeline: RankTimeline) -> Value:
+    """Whether the trace names an attention: fused kernels or operators, or one in parts."""
+    names = timeline.trace.names
+    fused = any("dot_product" in name or kernel_category(name) is KernelCategory.ATTENTION for name in names)
+    return fused or attention_parts(timeline.trace)[0].size > 0
+
+
+@rank_fact(unit="bool", needs=("host_ops",))
+def has_batch_norm(timeline: RankTimeline) -> Value:
+    """Whether an operator of batch normalisation is in the trace."""
+    return any(name.startswith("aten::") and "batch_norm" in name for name in timeline.trace.names)
+
+
+@rank_fact(unit="bool", needs=("host_ops",))
+def updates_in_backward(timeline: RankTimeline) -> Value:
+    """Whether embeddings are updated inside the backward pass, as those of FBGEMM and TorchRec are."""
+    return any(updates_in_backward_pass(name) for name in timeline.trace.names)
 
 
 # -- beside communication

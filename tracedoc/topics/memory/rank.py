@@ -17,6 +17,9 @@ from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value
 
+BUCKET_COPY = "copy_bucket_to_grad"
+"""The end of the name of DDP's range around a copy of a reduced bucket into a gradient."""
+
 
 @rank_fact(
     unit="ms",
@@ -71,6 +74,27 @@ def exposed_copy_operators(timeline: RankTimeline) -> Value:
 
     The three that take longest, by the outermost library operator around the call; "other code" is none.
     """
+    found = _copy_times(timeline)
+    if isinstance(found, Unknown):
+        return found
+    longest = sorted(found.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{name} {format_ms(ns / 1e6)}" for name, ns in longest) or "none"
+
+
+@rank_fact(unit="ms", needs=("gpu", "kernels", "launches"))
+def bucket_copy_ms(timeline: RankTimeline) -> Value:
+    """Exposed copy time of the median step in which DDP copies reduced buckets into gradients.
+
+    It does so unless gradients are views of the buckets (``gradient_as_bucket_view=True``).
+    """
+    found = _copy_times(timeline)
+    if isinstance(found, Unknown):
+        return found
+    return sum(ns for name, ns in found.items() if name.endswith(BUCKET_COPY)) / 1e6
+
+
+def _copy_times(timeline: RankTimeline) -> dict[str, int] | Unknown:
+    """The exposed time, in ns, of the median step's copies by the operator that asks for them."""
     window, activity, trace = timeline.judged, timeline.activity, timeline.trace
     if window is None or activity is None:
         return NO_STEP
@@ -80,7 +104,7 @@ def exposed_copy_operators(timeline: RankTimeline) -> Value:
     times = exposed.covered_ns(trace.ts_ns[rows], trace.end_ns[rows])
     rows, times = rows[times > 0], times[times > 0]
     if rows.size == 0:
-        return "none"
+        return {}
     calls = timeline.launches.launch_rows[np.searchsorted(timeline.launches.gpu_rows, rows)]
     linked = calls != NO_ROW
     total: dict[str, int] = {}
@@ -89,8 +113,7 @@ def exposed_copy_operators(timeline: RankTimeline) -> Value:
     for cause, time in zip(wait_causes(trace, calls[linked]), times[linked].tolist(), strict=True):
         name = cause.operator if is_library(cause.operator) else "other code"
         total[name] = total.get(name, 0) + time
-    longest = sorted(total.items(), key=lambda item: -item[1])[:3]
-    return ", ".join(f"{name} {format_ms(ns / 1e6)}" for name, ns in longest)
+    return total
 
 
 def _copies(timeline: RankTimeline, window: Window, directions: frozenset[str]) -> Spans:

@@ -15,11 +15,15 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import idle_of
 from tracedoc.timeline.steps import HostStep
+from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.vocabulary import optimizer_step_class
+from tracedoc.trace.vocabulary import RuntimeRole, optimizer_step_class
 from tracedoc.values import Unknown, Value
 
 NO_STEP = Unknown("no step and no device activity to analyse")
+
+QUEUE_FULL_NS = 200_000
+"""A launch call takes some 5-10 us; one that takes this long waited for room in the launch queue."""
 
 
 def idle_of_cause(timeline: RankTimeline, cause: str) -> Spans | Unknown:
@@ -135,6 +139,32 @@ def step_jitter_frac(timeline: RankTimeline) -> Value:
     # Not np.percentile: its first call imports numpy.ma.
     long = np.interp(0.95 * (len(lengths) - 1), np.arange(len(lengths)), np.sort(lengths))
     return float(long / median - 1.0)
+
+
+@rank_fact(unit="ms", needs=("host_ops", "launches"))
+def host_floor_ms(timeline: RankTimeline) -> Value:
+    """The host's own work in the median step: its length minus the time it was blocked.
+
+    Blocked is a synchronising call or a copy that waits for the GPU, the allocation or release of device
+    memory (which may wait for the GPU too), a full launch queue (a launch of 0.2 ms and more), or waiting
+    for the data loader. No fix that leaves the host's work as it is makes the step shorter than this.
+    """
+    step = timeline.judged_host_step
+    if step is None or not step.finished:
+        return Unknown("the host's step is not complete")
+    delays = timeline.host_delays
+    blocked = delays.sync | delays.input | delays.allocator | _full_queue(timeline)
+    if timeline.syncs is not None:
+        blocked |= timeline.syncs.calls
+    return (step.end_ns - step.start_ns - blocked.clip(step.start_ns, step.end_ns).total_ns) / 1e6
+
+
+def _full_queue(timeline: RankTimeline) -> Spans:
+    trace = timeline.trace
+    roles = (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH, RuntimeRole.COPY)
+    rows = np.flatnonzero((trace.kind == int(Kind.RUNTIME)) & (trace.dur_ns >= QUEUE_FULL_NS))
+    rows = rows[trace.named_among(rows, lambda name: vocabulary.runtime_role(name) in roles)]
+    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 
 # -- phases
