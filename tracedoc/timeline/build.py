@@ -241,10 +241,16 @@ def _gpu_timeline(
         syncs=syncs,
         windows=windows,
         collectives=collectives,
-        limits=(*host.limits, *limits),
+        limits=(*host.limits, *limits, *_unnamed_device(trace)),
         launching_threads=threads,
         quiet=quiet,
     )
+
+
+def _unnamed_device(trace: Trace) -> tuple[TraceLimit, ...]:
+    """The limit of a trace whose file does not say which GPU ran."""
+    what, effect = "the file does not name its GPU", "precision, peak rates and its link are not judged"
+    return () if trace.info.devices else (TraceLimit("unnamed-device", trace.info.source, what, effect),)
 
 
 def _cpu_timeline(
