@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -164,7 +166,7 @@ OUTLIER_TIMES = 3.0
 FEWEST_CALLS = 3
 """A group is compared with its sisters where it moved a size so often."""
 
-NO_LIKE = Unknown("no eight transfers of one kind and size were matched over all of their ranks")
+NO_LIKE = Unknown("no three transfers of one kind and size were matched over all of their ranks")
 
 NO_SISTERS = Unknown("no two groups of one size moved messages of one kind and size")
 
@@ -189,8 +191,9 @@ class _SlowGroup(msgspec.Struct, frozen=True):
 def outlier_transfers(run: RunView) -> Value:
     """Transfers that take three times as long as the median of their like, or longer, in all captured steps.
 
-    Alike are all-reduces, reduce-scatters or all-gathers of one group and size, eight of them at least. Their
-    time counts from the last rank's arrival, so waiting for a late rank makes no outlier.
+    Alike are all-reduces, reduce-scatters or all-gathers of one group and size. Of three to seven, one that
+    takes three times as long as each of the others. Their time counts from the last rank's arrival, so
+    waiting for a late rank makes no outlier.
     """
     found = _outliers(run)
     return found if isinstance(found, Unknown) else found.calls
@@ -198,7 +201,10 @@ def outlier_transfers(run: RunView) -> Value:
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def outlier_transfers_ms(run: RunView) -> Value:
-    """By how much ``outlier_transfers`` are longer than the median of their like, a step on average."""
+    """By how much ``outlier_transfers`` are longer than the median of their like, a step on average.
+
+    Groups run beside each other: of each step the one counts whose transfers are longer by most.
+    """
     found = _outliers(run)
     return found if isinstance(found, Unknown) else found.ms_per_step
 
@@ -264,30 +270,36 @@ def _outliers(run: RunView) -> _Outliers | Unknown:
     matching, transfer = run.matching, run.matching.transfer_ns
     rows, edges = _alike(run)
     steps, compared = _steps(run), False
-    calls, longer, worst, worst_ns = 0, 0, "none", 0
+    calls, worst, worst_ns = 0, "none", 0
+    longer: dict[int, Counter[int]] = defaultdict(Counter)
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         mine = rows[begin:end]
-        if mine.size < ENOUGH_ALIKE:
+        if mine.size < FEWEST_CALLS:
             continue
         compared = True
-        usual = int(np.sort(transfer[mine])[(mine.size - 1) // 2])
-        odd = mine[transfer[mine] > OUTLIER_TIMES * max(usual, 1)]
+        took = np.sort(transfer[mine])
+        usual = int(took[(mine.size - 1) // 2])
+        # Of a few, one is far off only where it is so from each of the others.
+        least = int(took[-2]) if mine.size < ENOUGH_ALIKE else usual
+        odd = mine[transfer[mine] > OUTLIER_TIMES * max(least, 1)]
         if odd.size == 0:
             continue
         calls += int(odd.size)
-        longer += int((transfer[odd] - usual).sum())
+        for step, more in zip(matching.step[odd].tolist(), (transfer[odd] - usual).tolist(), strict=True):
+            longer[step][int(matching.group[odd[0]])] += more
         largest = int(odd[np.argmax(transfer[odd])])
         if int(transfer[largest]) - usual > worst_ns:
             worst_ns = int(transfer[largest]) - usual
             op, nbytes = matching.ops[int(matching.op[largest])], int(matching.nbytes[largest])
-            took = f"{format_ms(int(transfer[largest]) / 1e6)}, usually {format_ms(usual / 1e6)}"
+            times = f"{format_ms(int(transfer[largest]) / 1e6)}, usually {format_ms(usual / 1e6)}"
             what = f"{op.replace('_', '-')} of {format_bytes(nbytes)}"
             worst = (
-                f"{what} among {_ranks(matching.ranks_of(largest))} in step {matching.step[largest]}: {took}"
+                f"{what} among {_ranks(matching.ranks_of(largest))} in step {matching.step[largest]}: {times}"
             )
     if not compared or steps == 0:
         return NO_LIKE
-    return _Outliers(calls, longer / steps / 1e6, worst)
+    total_ns = sum(max(by_group.values()) for by_group in longer.values())
+    return _Outliers(calls, total_ns / steps / 1e6, worst)
 
 
 @once
