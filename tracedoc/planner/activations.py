@@ -48,7 +48,7 @@ def recomputed_bytes(question: Question, layout: Layout) -> float:
     c = PRECISIONS[training.precision].compute
     read = 1 if training.fp8 else c
     last = [m for m in model.linears if m.count > 1][-1:]
-    activated = sum(m.inputs * (m.blocks or model.blocks) / model.blocks for m in last)
+    activated = sum(m.inputs * model.times(m) / model.blocks for m in last)
     each = {
         "layernorm": 2 * read * model.hidden,
         "moe_act": read * activated * question.routed,

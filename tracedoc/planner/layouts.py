@@ -351,8 +351,7 @@ def parse_layout(text: str, question: Question, family: str) -> Layout:
 
 def _cannot_have(question: Question, layout: Layout) -> tuple[tuple[bool, str], ...]:
     """Whether each thing that a layout needs is missing, with that in words."""
-    model, heads = question.model, question.model.kv_heads
-    experts = max((linear.count for linear in model.linears), default=1)
+    model, heads, experts = question.model, question.model.kv_heads, question.model.experts
     expert, stages = layout.expert, layout.pipeline * layout.chunks
     peers = layout.data * layout.context * layout.tensor // layout.cut_experts
     # Megatron copies the heads of keys where more GPUs share a matrix than there are of them.
@@ -452,8 +451,7 @@ def layouts(question: Question, family: str, update: Update) -> Iterator[Layout]
     """Yield the layouts of a framework for an update."""
     if any(refused for _, refused in _refused(question, family)):
         return
-    model, gpus = question.model, question.gpus
-    experts = max((linear.count for linear in model.linears), default=1)
+    model, gpus, experts = question.model, question.gpus, question.model.experts
     for tensor in _powers(question.gpus_per_node):
         if not model.assumed and (model.heads % tensor or question.model.kv_heads % tensor):
             continue

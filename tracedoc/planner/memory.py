@@ -305,7 +305,7 @@ def largest_stage(question: Question, layout: Layout) -> Weights:
 def _with_blocks(question: Question, layout: Layout, blocks: int, outside: float, *, first: bool) -> Weights:
     """The weights of so many blocks; the leading ones, which have no experts, are in the ``first`` stage."""
     model, mean = question.model, block_weights(question, layout)
-    sparse = min((m.blocks or model.blocks for m in model.linears if m.count > 1), default=model.blocks)
+    sparse = min((model.times(m) for m in model.linears if m.count > 1), default=model.blocks)
     leading = model.blocks - sparse
     if not leading:
         return Weights(blocks * mean.dense + outside, blocks * mean.experts)
@@ -328,10 +328,8 @@ def block_weights(question: Question, layout: Layout, *, largest: bool = False) 
     """The weights of a mean block on one GPU, or of the ``largest``; norms count as split, too."""
     model = question.model
     every = (model.parameters - model.outside_parameters) / model.blocks
-    spread = ((m, model.blocks if m.blocks is None else m.blocks) for m in model.linears if m.count > 1)
-    experts = sum(
-        m.inputs * m.outputs * m.count * (1 if largest else times / model.blocks) for m, times in spread
-    )
+    spread = (m for m in model.linears if m.count > 1)
+    experts = sum(m.weights * (1 if largest else model.times(m) / model.blocks) for m in spread)
     every = model.block_parameters if largest else every
     if layout.expert == 1 and layout.cut_experts == layout.tensor:
         return Weights(every / layout.tensor, 0.0)
@@ -432,8 +430,7 @@ def frozen_bytes(question: Question) -> float:
     if question.training.base_bits == 16:
         return float(question.frozen * wide)
     model = question.model
-    inside = ((m, model.blocks if m.blocks is None else m.blocks) for m in model.linears)
-    matrices = sum(m.inputs * m.outputs * m.count * times for m, times in inside)
+    matrices = sum(m.weights * model.times(m) for m in model.linears)
     quantised = min(matrices, model.blocks * model.block_parameters)
     return quantised * NF4_BYTES + (question.frozen - quantised) * wide
 
@@ -474,7 +471,7 @@ def unit_bytes(question: Question, layout: Layout) -> tuple[float, float]:
 def _largest_block(question: Question, layout: Layout) -> float:
     """The weights of the largest block on one GPU."""
     model = question.model
-    experts = sum(m.inputs * m.outputs * m.count for m in model.linears if m.count > 1)
+    experts = sum(m.weights for m in model.linears if m.count > 1)
     here = experts / (layout.expert * layout.cut_experts)
     return (model.block_parameters - experts) / layout.tensor + here
 

@@ -143,11 +143,6 @@ class Question(msgspec.Struct, frozen=True):
     memory_bytes: float
 
     @property
-    def tokens_in_a_step(self) -> int:
-        """Tokens of all GPUs from one update to the next."""
-        return self.training.tokens * self.training.accumulation * self.gpus
-
-    @property
     def gpus_per_node(self) -> int:
         """GPUs of one machine."""
         return self.gpus // self.nodes

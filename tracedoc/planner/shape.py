@@ -74,6 +74,11 @@ class Linear(msgspec.Struct, frozen=True):
     adapted: bool = True
     needs: tuple[str, ...] = ()
 
+    @property
+    def weights(self) -> int:
+        """The weights of all that there are in a block."""
+        return self.inputs * self.outputs * self.count
+
     def named_by(self, targets: tuple[str, ...]) -> bool:
         """Whether PEFT takes this matrix for one of the targets: by its path, or by the end of it."""
         if self.needs:
@@ -159,6 +164,15 @@ class ModelShape(msgspec.Struct, frozen=True):
     def attended(self, context: int) -> float:
         """The share of a causal attention's scores that are not outside of a window."""
         return 1 - self.windowed * max(0.0, 1 - self.window / context) ** 2
+
+    @property
+    def experts(self) -> int:
+        """The experts of a block, 1 where there are none."""
+        return max((m.count for m in self.linears), default=1)
+
+    def times(self, matrix: Linear) -> int:
+        """In how many blocks a matrix is."""
+        return self.blocks if matrix.blocks is None else matrix.blocks
 
     @property
     def latent_linears(self) -> tuple[Linear, ...]:

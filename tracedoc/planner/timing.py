@@ -140,7 +140,7 @@ def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> 
     model, training = question.model, question.training
     if model.step is not None:
         return _counted_flops(model.step, training.tokens, checkpointing=checkpointing)
-    of_experts = sum(m.inputs * m.outputs * (m.blocks or model.blocks) for m in model.linears if m.count > 1)
+    of_experts = sum(m.inputs * m.outputs * model.times(m) for m in model.linears if m.count > 1)
     met = model.active_parameters + (question.routed - model.experts_met) * of_experts
     inside = max(0.0, 2.0 * (met - model.outside_parameters) * mean_tokens(question))
     head = model.vocabulary * model.hidden if model.has_logits else model.outside_parameters
@@ -176,7 +176,7 @@ def _counted_flops(step: OneStep, tokens: int, *, checkpointing: bool) -> tuple[
 
 def kept_matmuls(question: Question) -> float:
     """Return the share of a block's products that selective checkpointing keeps: every second one."""
-    sizes = [m.inputs * m.outputs * m.count for m in question.model.linears]
+    sizes = [m.weights for m in question.model.linears]
     return sum(sizes[::2]) / sum(sizes) if sizes else 0.5
 
 
@@ -373,7 +373,7 @@ def _narrower(question: Question, layout: Layout) -> float:
     for matrix in model.linears:
         sides = matrix.inputs, matrix.outputs
         narrow, wide = sorted(sides) if matrix.count > 1 else _sides(matrix, model)
-        size = 1.0 * narrow * wide * (model.blocks if matrix.blocks is None else matrix.blocks)
+        size = 1.0 * narrow * wide * model.times(matrix)
         cut = layout.tensor if matrix.count == 1 else layout.cut_experts
         more = cut / narrow - 1 / (narrow if matrix.count == 1 else model.hidden)
         if matrix.count > 1:
@@ -452,7 +452,7 @@ def _launched(question: Question, layout: Layout, *, checkpointing: bool) -> flo
         return 0.0
     again = checkpointing and question.training.checkpointing != "selective"
     _, blocks, _ = stage_blocks(question.model.blocks, layout)
-    experts = max(matrix.count for matrix in question.model.linears) / layout.expert
+    experts = question.model.experts / layout.expert
     if question.training.capacity:  # as many tokens for each: one product for all
         experts = 1.0
     return blocks * (LAUNCH_SECONDS + experts * LAUNCH_EACH_SECONDS) * (4 / 3 if again else 1)

@@ -119,7 +119,7 @@ and the share of blocks that are."""
 
 def weights(linears: Iterable[Linear]) -> int:
     """Return the weights of these matrices in one block, those of all experts among them."""
-    return sum(m.inputs * m.outputs * m.count for m in linears)
+    return sum(m.weights for m in linears)
 
 
 def outputs(linears: Iterable[Linear]) -> int:
