@@ -206,10 +206,10 @@ def _rate(measurements: Measurements, of_step: Fact, ledger: Ledger | None) -> f
 
 
 def _given_back(plan: Sequence[PlanStep], findings: Sequence[Finding], info: RunInfo) -> Range | None:
-    """The GPU-hours of a day that the plan saves, or the first fix of all where that is more."""
+    """The GPU-hours of a day that the plan saves, or the first fix that was played where that is more."""
     steps = [(plan[-1].replay_of_step_ms, plan[-1].step_ms)] if plan else []
     fixes = fitting_first(findings[0].fixes, info) if findings else ()
-    steps += [(one.before_ms, one.step_ms) for fix in fixes[:1] if (one := fix.predicted)]
+    steps += [(one.before_ms, one.step_ms) for fix in fixes if (one := fix.predicted)][:1]
     if info.world_size is None or info.device == "CPU":
         return None
     saved = [

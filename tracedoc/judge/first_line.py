@@ -214,6 +214,9 @@ def outcome(
         same_work = SAME_SAMPLES if changes_training(first) else ""
         also = "" if changes_training(first) else _or_batch(batch, after[1])
         return f"{first.title}: {format_step_change(first.predicted.before_ms, after)}{same_work}{also}."
+    if first is not None and batch is not None and batch.predicted is not None and first.predicted is None:
+        change = format_step_change(batch.predicted.before_ms, batch.predicted.step_ms)
+        return f"{first.title}; or {lowered(batch.title)}: {change}{SAME_SAMPLES}."
     if first is not None and all(one.gain is None for one in named):
         return f"{first.title}: what that saves cannot be told from this run."
     return _without(measurements, named, ledger, step, first)
