@@ -197,7 +197,7 @@ CASES: dict[str, tuple[StrategySigns, int | None, str, str]] = {
         signs_of(*ZERO, passes=4, reducing=1), 8, "ZeRO-1", "zero-1",
     ),
     "ZeRO-2 reduces in each micro-batch": (signs_of(*ZERO, passes=4, reducing=4), 8, "ZeRO-2", "zero-2"),
-    "one micro-batch cannot tell ZeRO-1 from ZeRO-2": (signs_of(*ZERO), 8, "ZeRO-1 or ZeRO-2", "zero-1"),
+    "one micro-batch cannot tell ZeRO-1 from ZeRO-2": (signs_of(*ZERO), 8, "ZeRO-1 or ZeRO-2", "zero-1-or-2"),
     "ZeRO-1 in a trace without sizes": (
         signs_of(moved("all_reduce", B, 2, None), moved("all_gather", OPT, 1, None), passes=4, reducing=1), 8,
         "ZeRO-1", "zero-1",

@@ -5,109 +5,25 @@ The step takes 100 ms, so that milliseconds are per cent of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-
 import pytest
 from msgspec.structs import replace
 
 import tracedoc.judge.ledgered
 import tracedoc.judge.overlaps
-from tracedoc.diagnosis import Comparison, Finding, Fix, Gain, Verdict
-from tracedoc.facts.catalog import NEEDS, Fact, Measurement
-from tracedoc.facts.measure_run import Availability, Measurements
+from tests.rules.concluding import cause, conclude, finding, fix, measured, rule, severities
+from tracedoc.diagnosis import Comparison, Gain, Verdict
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.ledgered import concluded
-from tracedoc.judge.rule import AtMost, Rule, RuleFix
+from tracedoc.judge.rule import RuleFix
 from tracedoc.ledger import Ledger, LedgerCause, Range
-from tracedoc.predicted import Predicted
-from tracedoc.ranks.run_view import build_run_view
 from tracedoc.report.words import cost_text
-
-
-def measured(*, is_cpu: bool = False, confidence: str = "high", step_ms: float = 100.0) -> Measurements:
-    available = {need: Availability("present") for need in NEEDS}
-    length = Fact("step_ms", "ms", "run", frozenset(), "run", lambda view: step_ms)
-    facts = {"step_ms": Measurement(length, step_ms, {})}
-    return Measurements(facts, available, confidence, is_cpu, (0, 1, 2, 3), (3, 4), build_run_view((), None))
-
-
-def rule(rule_id: str, **changes: object) -> Rule:
-    fields: dict[str, object] = {
-        "id": rule_id,
-        "title": rule_id,
-        "topic": "communication",
-        "status": "stable",
-        "since": "1.0",
-        "scope": "run",
-        "needs": frozenset({"kernels"}),
-        "when": "a > 1",
-        "message": "It is so.",
-        "why": "Physics.",
-        "gain": AtMost("comm_ms", "all of it hides"),
-    }
-    return Rule(**(fields | changes))  # type: ignore[arg-type]
-
-
-def finding(rule_id: str, bound_ms: float, *fixes: Fix, severity: str = "note") -> Finding:
-    return Finding(
-        id=rule_id,
-        rule_id=rule_id,
-        severity=severity,
-        confidence="high",
-        title=rule_id,
-        message="It is so.",
-        why="Physics.",
-        topic="communication",
-        ranks=(0, 1, 2, 3),
-        steps=(3, 4),
-        evidence=(),
-        gain=Gain(0.0, bound_ms, "ceiling", ("all of it goes",)),
-        fixes=fixes,
-    )
-
-
-def fix(title: str, gain_ms: Range | None, framework: str = "any", replays: str = "faster-link") -> Fix:
-    if gain_ms is None:
-        return Fix(framework, title, "", "none")
-    low, likely, high = gain_ms
-    step_ms = (100 - high, 100 - likely, 100 - low)
-    predicted = Predicted(replays, step_ms, gain_ms, "compute", "high", ("played",))
-    return Fix(framework, title, "", "none", replays=replays, predicted=predicted)
-
-
-def cause(cause_id: str, share_ms: float, alone_ms: Range | None = None, **changes: object) -> LedgerCause:
-    alone = (share_ms, share_ms, share_ms) if alone_ms is None else alone_ms
-    return LedgerCause(cause_id, share_ms, alone, share_ms, **changes)  # type: ignore[arg-type]
-
-
-def conclude(
-    causes: Sequence[LedgerCause],
-    *pairs: tuple[Rule, Finding],
-    of: Measurements | None = None,
-    left_out: Sequence[Rule] = (),
-    comparisons: Mapping[str, tuple[Comparison, ...]] = MappingProxyType({}),
-) -> tuple[Judgement, Ledger]:
-    ideal = 100.0 - sum(one.share_ms for one in causes)
-    ledger = Ledger(100.0, ideal, 0.0, tuple(causes), (3, 4), "high")
-    judgement = Judgement(
-        tuple(found for _, found in pairs),
-        tuple(Verdict(one.id, "finding", comparisons.get(one.id, ())) for one, _ in pairs),
-        rules={one.id: one for one, _ in pairs},
-    )
-    return concluded(judgement, ledger, of or measured(), left_out)
-
-
-def severities(judgement: Judgement) -> list[tuple[str, str]]:
-    return [(one.rule_id, one.severity) for one in judgement.findings]
-
 
 # -- which findings stand
 
 
 def test_a_finding_whose_causes_cost_little_passes_and_says_why() -> None:
     pair = rule("slow", cause=("link",)), finding("slow", 40.0, severity="critical")
-    judgement, ledger = conclude([cause("link.slow", 1.2), cause("link.latency", 0.7)], pair)
+    judgement, ledger = conclude([cause("link.transfer", 1.2), cause("link.latency", 0.7)], pair)
     assert judgement.findings == ()
     assert judgement.verdicts == (
         Verdict("slow", "pass", reason="it costs 1.9 ms of the 100 ms step, less than 2 %"),
@@ -117,7 +33,7 @@ def test_a_finding_whose_causes_cost_little_passes_and_says_why() -> None:
 
 def test_from_two_per_cent_on_it_stands() -> None:
     pair = rule("slow", cause=("link",)), finding("slow", 40.0)
-    judgement, ledger = conclude([cause("link.slow", 2.0)], pair)
+    judgement, ledger = conclude([cause("link.transfer", 2.0)], pair)
     assert severities(judgement) == [("slow", "note")]
     assert judgement.verdicts == (Verdict("slow", "finding"),)
     assert ledger.causes[0].told_by == ("slow",)
@@ -125,7 +41,7 @@ def test_from_two_per_cent_on_it_stands() -> None:
 
 def test_a_family_stands_for_its_members() -> None:
     pair = rule("slow", cause=("link",)), finding("slow", 40.0)
-    causes = [cause("link.slow", 8.0), cause("host.sync", 6.0), cause("link.latency", 3.0)]
+    causes = [cause("link.transfer", 8.0), cause("host.sync", 6.0), cause("link.latency", 3.0)]
     judgement, ledger = conclude(causes, pair)
     assert [one.told_by for one in ledger.causes] == [("slow",), ("host.sync",), ("slow",)]
     assert {one.rule_id for one in judgement.findings} == {"slow", "host.sync"}
@@ -141,7 +57,7 @@ def test_without_a_ledger_nothing_changes() -> None:
 def test_a_rule_that_names_no_cause_keeps_what_it_says_and_comes_last_of_its_severity() -> None:
     free = rule("free"), finding("free", 60.0, severity="critical")
     slow = rule("slow", cause=("link",)), finding("slow", 40.0)
-    judgement, _ = conclude([cause("link.slow", 20.0)], free, slow)
+    judgement, _ = conclude([cause("link.transfer", 20.0)], free, slow)
     assert severities(judgement) == [("slow", "critical"), ("free", "critical")]
     assert judgement.findings[1] == free[1]
 
@@ -216,8 +132,8 @@ def test_a_part_of_almost_nothing_passes() -> None:
 def test_what_others_tell_for_the_most_part_gives_way() -> None:
     """Of 30 ms of communication the slow link is 20; what is left of it is told in plain words."""
     broad = rule("broad", cause=("link",), tells="time"), finding("broad", 30.0)
-    sharp = rule("sharp", cause=("link.slow",)), finding("sharp", 25.0)
-    judgement, ledger = conclude([cause("link.slow", 20.0), cause("link.latency", 10.0)], broad, sharp)
+    sharp = rule("sharp", cause=("link.transfer",)), finding("sharp", 25.0)
+    judgement, ledger = conclude([cause("link.transfer", 20.0), cause("link.latency", 10.0)], broad, sharp)
     assert [one.rule_id for one in judgement.findings] == ["sharp", "link.latency"]
     assert (judgement.verdicts[0].outcome, judgement.verdicts[0].reason) == (
         "yielded",
@@ -229,9 +145,34 @@ def test_what_others_tell_for_the_most_part_gives_way() -> None:
 def test_what_is_left_is_what_a_finding_tells_and_gains() -> None:
     broad = rule("broad", cause=("link",), tells="time"), finding("broad", 30.0)
     sharp = rule("sharp", cause=("link.latency",)), finding("sharp", 25.0)
-    judgement, _ = conclude([cause("link.slow", 20.0), cause("link.latency", 10.0)], broad, sharp)
+    judgement, _ = conclude([cause("link.transfer", 20.0), cause("link.latency", 10.0)], broad, sharp)
     gains = {one.rule_id: one.gain.likely_ms for one in judgement.findings if one.gain is not None}
     assert gains == {"broad": 20.0, "sharp": 10.0}
+
+
+def test_a_slow_link_is_told_beside_what_speaks_of_all_communication() -> None:
+    """That speaks of 10 ms of latency; hiding all of it saves what the link is slow by as well."""
+    broad = rule("broad", cause=("link",), tells="time"), finding("broad", 30.0)
+    slow, latency = cause("link.slow", 20.0), cause("link.latency", 10.0)
+    judgement, _ = conclude([slow, latency], broad)
+    assert [(one.id, one.cost_ms) for one in judgement.findings] == [("link.slow", 20.0), ("broad", 10.0)]
+
+
+@pytest.mark.parametrize(
+    ("saves", "told"),
+    [
+        ((18.0, 20.0, 22.0), [("small", 20.0)]),
+        # Its causes cost more than twice the batch saves.
+        ((10.0, 11.9, 13.0), [("small", 12.0)]),
+    ],
+)
+def test_a_small_batch_costs_what_twice_of_it_saves(
+    saves: Range, told: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run: saves)
+    small = rule("small", cause=("host.launch", "link.latency"), tells="batch"), finding("small", 60.0)
+    judgement, _ = conclude([cause("host.launch", 12.0)], small)
+    assert [(one.id, one.cost_ms) for one in judgement.findings] == told
 
 
 def test_of_two_causes_the_one_that_explains_more_speaks() -> None:
@@ -242,9 +183,9 @@ def test_of_two_causes_the_one_that_explains_more_speaks() -> None:
 
 
 def test_of_two_that_explain_as_much_the_one_with_more_conditions_speaks() -> None:
-    pairs = [(rule(name, cause=("link.slow",)), finding(name, 40.0)) for name in ("few", "many")]
+    pairs = [(rule(name, cause=("link.transfer",)), finding(name, 40.0)) for name in ("few", "many")]
     comparisons = tuple(Comparison("a > 1", 2, 1, True) for _ in range(2))
-    judgement, _ = conclude([cause("link.slow", 20.0)], *pairs, comparisons={"many": comparisons})
+    judgement, _ = conclude([cause("link.transfer", 20.0)], *pairs, comparisons={"many": comparisons})
     assert [one.rule_id for one in judgement.findings] == ["many"]
 
 
@@ -276,11 +217,11 @@ def test_each_of_two_late_ranks_is_told() -> None:
 
 def test_a_preview_gates_in_place_of_the_stable_rule_that_gives_way_to_it() -> None:
     broad = rule("broad", cause=("link",), tells="time"), finding("broad", 30.0)
-    preview = rule("sharp", cause=("link.slow",), status="preview"), finding("sharp", 25.0)
+    preview = rule("sharp", cause=("link.transfer",), status="preview"), finding("sharp", 25.0)
     preview = preview[0], replace(preview[1], status="preview")
-    (found,) = conclude([cause("link.slow", 20.0)], broad, preview)[0].findings
+    (found,) = conclude([cause("link.transfer", 20.0)], broad, preview)[0].findings
     assert (found.in_place_of, found.gates) == (("broad",), True)
-    (alone,) = conclude([cause("link.slow", 20.0)], preview)[0].findings
+    (alone,) = conclude([cause("link.transfer", 20.0)], preview)[0].findings
     assert not alone.gates
 
 
@@ -348,9 +289,9 @@ def test_a_small_entry_is_not_told(share_ms: float, told: bool) -> None:
 
 def test_an_entry_is_not_told_where_the_user_left_its_rule_out() -> None:
     left_out = [rule("syncs", cause=("host.sync",))]
-    judgement, ledger = conclude([cause("host.sync", 30.0), cause("link.slow", 9.0)], left_out=left_out)
-    assert severities(judgement) == [("link.slow", "warning")]
-    assert [one.told_by for one in ledger.causes] == [(), ("link.slow",)]
+    judgement, ledger = conclude([cause("host.sync", 30.0), cause("link.transfer", 9.0)], left_out=left_out)
+    assert severities(judgement) == [("link.transfer", "warning")]
+    assert [one.told_by for one in ledger.causes] == [(), ("link.transfer",)]
 
 
 def test_the_bubble_of_a_schedule_is_a_note_where_its_cost_puts_it() -> None:
@@ -365,10 +306,10 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     """Whether a rule tells the cause or none does; one that names both has no need to."""
     both_ms = {1: (0.0, 1.0, 2.0), 2: (12.0, 14.0, 15.0)}
     monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: both_ms[len(ids)])
-    causes = [cause("link.slow", 20.0, (0.0, 1.0, 2.0), partner="host.sync"), cause("host.sync", 20.0)]
-    pairs = [(rule("slow", cause=("link.slow",)), finding("slow", 30.0))] if told else []
+    causes = [cause("link.transfer", 20.0, (0.0, 1.0, 2.0), partner="host.sync"), cause("host.sync", 20.0)]
+    pairs = [(rule("slow", cause=("link.transfer",)), finding("slow", 30.0))] if told else []
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
-    slow = found["slow" if told else "link.slow"]
+    slow = found["slow" if told else "link.transfer"]
     assert (slow.together_ms, slow.overlaps) == (14.0, "waits of the host for the GPU")
     assert cost_text(slow, 100.0) == (
         "costs 1 ms alone, 14 ms of the 100 ms step (14 %) together with waits of the host for the GPU"
@@ -376,8 +317,8 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     # Without the one 1 ms is saved, without both no more than a tenth of 20 ms beyond that.
     both_ms[2] = (1.0, 2.9, 4.0)
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
-    assert found["slow" if told else "link.slow"].together_ms is None
-    both = rule("both", cause=("link.slow", "host.sync")), finding("both", 30.0)
+    assert found["slow" if told else "link.transfer"].together_ms is None
+    both = rule("both", cause=("link.transfer", "host.sync")), finding("both", 30.0)
     (one,) = conclude(causes, both)[0].findings
     assert (one.message, one.overlaps) == ("It is so.", "")
 
@@ -419,7 +360,7 @@ def test_a_cause_that_all_ranks_share_is_every_ranks(
 )
 def test_severity_follows_from_what_is_sure_and_likely_to_be_saved(alone_ms: Range, severity: str) -> None:
     pair = rule("slow", cause=("link",)), finding("slow", 40.0, severity="critical")
-    assert severities(conclude([cause("link.slow", 20.0, alone_ms)], pair)[0]) == [("slow", severity)]
+    assert severities(conclude([cause("link.transfer", 20.0, alone_ms)], pair)[0]) == [("slow", severity)]
 
 
 @pytest.mark.parametrize(("share_ms", "severity"), [(20.0, "critical"), (10.0, "warning"), (4.0, "note")])
@@ -437,6 +378,16 @@ def test_of_a_hidden_cause_its_share_counts(share_ms: float, severity: str) -> N
     assert severities(judgement) == ([*told, ("host.sync", severity)] if share_ms > 5 else told)
 
 
+def test_of_two_that_hide_each_other_the_one_that_saves_more_alone_speaks_for_both() -> None:
+    """Mending the other one saves nothing before, however large its part is."""
+    causes = [
+        cause("link.transfer", 25.0, (0.0, 0.0, 0.0), partner="host.launch"),
+        cause("host.launch", 20.0, (4.0, 4.0, 4.0), partner="link.transfer"),
+    ]
+    judgement, _ = conclude(causes)
+    assert severities(judgement) == [("host.launch", "critical"), ("link.transfer", "note")]
+
+
 def test_what_the_schedule_hides_weighs_what_it_gives_alone() -> None:
     entry = cause("host.sync", 20.0, (1.0, 1.0, 1.0), partner="pipeline.bubble")
     bubble = cause("pipeline.bubble", 30.0, partner="host.sync")
@@ -446,28 +397,28 @@ def test_what_the_schedule_hides_weighs_what_it_gives_alone() -> None:
 @pytest.mark.parametrize(("on_cpu", "severity"), [("capped", "note"), ("as_usual", "critical")])
 def test_shares_of_a_cpu_step_are_notes_unless_a_rule_knows_better(on_cpu: str, severity: str) -> None:
     pair = rule("slow", cause=("link",), on_cpu=on_cpu), finding("slow", 40.0)
-    causes = [cause("link.slow", 20.0), cause("input.wait", 30.0)]
+    causes = [cause("link.transfer", 20.0), cause("input.wait", 30.0)]
     found = dict(severities(conclude(causes, pair, of=measured(is_cpu=True))[0]))
     assert found == {"slow": severity, "input.wait": "note"}
 
 
 def test_doubts_cap_severity() -> None:
-    judgement, _ = conclude([cause("link.slow", 20.0)], of=measured(confidence="medium"))
-    assert severities(judgement) == [("link.slow", "warning")]
+    judgement, _ = conclude([cause("link.transfer", 20.0)], of=measured(confidence="medium"))
+    assert severities(judgement) == [("link.transfer", "warning")]
 
 
 @pytest.mark.parametrize(("share_ms", "first"), [(39.0, "slow"), (41.0, "host.sync")])
 def test_what_a_rule_tells_comes_before_what_none_does_at_a_similar_size(share_ms: float, first: str) -> None:
     """At half the size a fix is worth more than the larger cause without one."""
     pair = rule("slow", cause=("link",)), finding("slow", 40.0)
-    judgement, _ = conclude([cause("host.sync", share_ms), cause("link.slow", 20.0)], pair)
+    judgement, _ = conclude([cause("host.sync", share_ms), cause("link.transfer", 20.0)], pair)
     assert judgement.findings[0].rule_id == first
 
 
 def test_findings_come_in_the_order_of_their_shares_whatever_their_bounds_are() -> None:
     small = rule("small", cause=("link",)), finding("small", 90.0, severity="critical")
     large = rule("large", cause=("input",)), finding("large", 30.0)
-    judgement, _ = conclude([cause("input.wait", 25.0), cause("link.slow", 20.0)], small, large)
+    judgement, _ = conclude([cause("input.wait", 25.0), cause("link.transfer", 20.0)], small, large)
     assert severities(judgement) == [("large", "critical"), ("small", "critical")]
 
 
@@ -476,7 +427,7 @@ def test_findings_come_in_the_order_of_their_shares_whatever_their_bounds_are() 
 
 def test_a_gain_is_what_its_cause_gives() -> None:
     pair = rule("slow", cause=("link",)), finding("slow", 40.0, fix("Not played", None))
-    (found,) = conclude([cause("link.slow", 20.0, (10.0, 15.0, 18.0))], pair)[0].findings
+    (found,) = conclude([cause("link.transfer", 20.0, (10.0, 15.0, 18.0))], pair)[0].findings
     assert found.gain == Gain(10.0, 18.0, "ledger", ("all of it goes",), 15.0)
 
 
@@ -490,8 +441,8 @@ def test_several_causes_give_what_they_do_together(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", together)
     pair = rule("slow", cause=("link",)), finding("slow", 40.0)
-    causes = [cause("link.slow", 15.0, (0.0, 0.0, 0.0)), cause("link.latency", 15.0, (0.0, 0.0, 0.0))]
+    causes = [cause("link.transfer", 15.0, (0.0, 0.0, 0.0)), cause("link.latency", 15.0, (0.0, 0.0, 0.0))]
     (found,) = conclude(causes, pair)[0].findings
-    assert asked == [("link.slow", "link.latency")]
+    assert asked == [("link.transfer", "link.latency")]
     assert found.gain == Gain(28.0, 31.0, "ledger", ("all of it goes",), 30.0)
     assert found.severity == "critical"

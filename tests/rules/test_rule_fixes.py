@@ -66,7 +66,7 @@ def test_what_sharded_layers_exchange_is_not_told_to_go(tmp_path: Path) -> None:
     """30 ms of all-to-alls belong to the model, 5 ms are gradients."""
     lanes = """
         host       20-30  name=DistributedDataParallel.forward
-        alltoall   0-30   4MiB x3
+        alltoall   0-30   2GiB x3
         backward   40-80
         compute    30-95
         allreduce  95-100 256MiB

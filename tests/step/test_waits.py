@@ -112,3 +112,24 @@ def test_a_late_start_waited_for_what_ended_last_before_it(tmp_path: Path) -> No
     source, target = graph.waits.of(Cause.CROSS)
     late = graph.device.start_ns[target] == graph.device.start_ns.max()
     assert (graph.device.start_ns[target] - graph.device.end_ns[source])[late].tolist() == [5_000]
+
+
+@pytest.mark.parametrize("ended", [4.0, 1.5], ids=["the host waits", "it has ended long before"])
+def test_a_gather_waits_for_the_unit_before_the_last_whether_the_host_waits_or_not(
+    ended: float, tmp_path: Path
+) -> None:
+    """Two gathers may be in flight: the third is called when the first unit has been computed."""
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.collective("allgather", 0.3, 0.9, launch_ms=0.2)
+    builder.kernel("sgemm", 1, ended, launch_ms=0.5)
+    builder.collective("allgather", 0.95, 1.2, launch_ms=0.6).kernel("sgemm", 4, 9, launch_ms=0.7)
+    returns = max(ended, 3) + 0.01
+    builder.host("FullyShardedDataParallel.rate_limiter", 2.9, returns + 0.1)
+    builder.runtime("cudaEventSynchronize", 3, returns)
+    builder.collective("allgather", returns + 0.3, 9, launch_ms=returns + 0.2)
+    graph = graph_of(builder, tmp_path)
+    source, target = graph.waits.of(Cause.LIMIT)
+    assert graph.device.end_ns[source].tolist() == [graph.device.compute.ended_ns[0]]
+    assert graph.calls.kind[target].tolist() == [int(Call.SYNC)]
+    assert graph.waits.own_ns[target].tolist() == [0 if ended == 4.0 else 10_000]
+    assert not graph.waits.of(Cause.SYNC)[0].size

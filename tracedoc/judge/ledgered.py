@@ -18,6 +18,7 @@ from tracedoc.predicted import LEAST_SHARE, as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
+from tracedoc.whatif.predictions import larger_batch
 
 WORTH = 0.02
 """A cause below this share of the step is not told: runs of one job differ by as much."""
@@ -40,6 +41,10 @@ INHERENT = ("pipeline.bubble",)
 
 BY_DEFAULT = ("compute.fusion",)
 """Causes that every script has which is not compiled: a level less severe than what they cost."""
+
+WITHIN = ("link.slow",)
+"""Causes that a rule about their whole family does not tell, though they bound its gain: they have a mend of
+their own."""
 
 BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
 """Families of causes where a rank is left out: the first are not told, and of the second it is not known how
@@ -67,7 +72,7 @@ class _Claim(msgspec.Struct, frozen=True):
     """A finding with what its causes cost the mean step in ms, before others are heard.
 
     ``whole`` of its ``causes`` it has wholly. ``size_ms`` is its rule's own bound, ``conditions`` by how many
-    comparisons it was told.
+    comparisons it was told. ``saves`` is what mending saves where that is more than its causes cost.
     """
 
     finding: Finding
@@ -77,9 +82,10 @@ class _Claim(msgspec.Struct, frozen=True):
     share_ms: float
     size_ms: float
     conditions: int
+    saves: Range | None = None
 
     @property
-    def order(self) -> tuple[bool, int, float, int, str]:
+    def order(self) -> tuple[bool, int, int, float, int, str]:
         """A log of the whole run speaks first, and causes before time.
 
         Of causes the costliest, of times the narrowest, and of those that name the same that which is less of
@@ -87,8 +93,8 @@ class _Claim(msgspec.Struct, frozen=True):
         """
         captured = not _beyond(self.rule)
         if self.rule.tells == "time":
-            return captured, len(self.causes), self.whole, -self.conditions, self.finding.id
-        return captured, 0, -round(self.share_ms, 6), -self.conditions, self.finding.id
+            return captured, 1, len(self.causes), self.whole, -self.conditions, self.finding.id
+        return captured, 0, 0, -round(self.share_ms, 6), -self.conditions, self.finding.id
 
 
 class _Priced(msgspec.Struct, frozen=True):
@@ -109,10 +115,12 @@ class _Priced(msgspec.Struct, frozen=True):
         return SEVERITIES.index(self.finding.severity), -weight, -self.conditions, self.finding.id
 
 
-def _named(names: Sequence[str], ledger: Ledger) -> tuple[LedgerCause, ...]:
-    """The entries of the ledger that ids and families name."""
+def _named(names: Sequence[str], ledger: Ledger, but: Sequence[str] = WITHIN) -> tuple[LedgerCause, ...]:
+    """The entries of the ledger that ids name, and families, ``but`` some that only their ids name."""
     return tuple(
-        one for one in ledger.causes if any(one.id == name or one.id.startswith(f"{name}.") for name in names)
+        one
+        for one in ledger.causes
+        if one.id in names or (one.id not in but and any(one.id.startswith(f"{name}.") for name in names))
     )
 
 
@@ -214,7 +222,7 @@ def concluded(
     if not ledger.step_ms:
         return _as_bounded(judgement, measurements), ledger
     claimed = _Claimed(ledger)
-    claims, others = _claims(judgement, ledger)
+    claims, others = _claims(judgement, ledger, measurements)
     priced = [_Priced(one) for one in others]
     dropped: dict[str, _Dropped] = {}
     warm_up = warm_up_frac(ledger, measurements)
@@ -293,7 +301,7 @@ def _heard(
     if _beyond(rule):
         claimed.take(claim, left)
         return _Priced(finding, (), claim.size_ms, claim.conditions)
-    alone = alone_ms_of(claim.causes, measurements)
+    alone = claim.saves or alone_ms_of(claim.causes, measurements)
     # Of causes either of which gives all, each has half of the share.
     if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
         costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
@@ -305,10 +313,12 @@ def _heard(
         told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
         return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
     mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
-    most_ms = alone[2]
-    if mine != claim.causes:
+    bounds = _named((*rule.cause, *rule.part_of), ledger, ())
+    most_ms = alone[2] if bounds == claim.causes else alone_ms_of(bounds, measurements)[2]
+    if mine != claim.causes and not claim.saves:
         alone = alone_ms_of(mine, measurements)
     share = claimed.take(claim, left)
+    share = claim.saves[1] if claim.saves else share
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     likely = gain.likely_ms if gain is not None else None
@@ -339,7 +349,9 @@ def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements
     return replace(finding, ranks=measurements.ranks, says=says, message=message)
 
 
-def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Finding]]:
+def _claims(
+    judgement: Judgement, ledger: Ledger, measurements: Measurements
+) -> tuple[list[_Claim], list[Finding]]:
     """The findings that name causes, with what these cost, and the others."""
     conditions = {one.rule_id: len(one.comparisons) for one in judgement.verdicts}
     claims: list[_Claim] = []
@@ -353,9 +365,12 @@ def _claims(judgement: Judgement, ledger: Ledger) -> tuple[list[_Claim], list[Fi
         whole = _named(rule.cause, ledger)
         part = sum(one.share_ms for one in _named(rule.part_of, ledger))
         share = sum(one.share_ms for one in whole) + min(part, size)
-        claims.append(
-            _Claim(finding, rule, causes_of(rule, ledger), len(whole), share, size, conditions[rule.id])
-        )
+        saves = larger_batch(measurements.run) if rule.tells == "batch" else None
+        if saves is not None and saves[1] <= share:
+            saves = None
+        share = share if saves is None else saves[1]
+        causes, told_by = causes_of(rule, ledger), conditions[rule.id]
+        claims.append(_Claim(finding, rule, causes, len(whole), share, size, told_by, saves))
     return claims, others
 
 
@@ -389,18 +404,16 @@ def _severity(
 ) -> str:
     """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
 
-    The partner itself weighs its share too: mending both gives both. The middle between the lower end and
-    what is likely makes a warning at most.
+    Of such a pair the one that saves more alone weighs its share, for both: mending both gives both, and the
+    other one saves nothing before. The middle between the lower end and what is likely makes a warning at
+    most.
     """
     if causes and all(one.id in INHERENT for one in causes):
         return "note"
-    large = [one for one in ledger.causes if one.share_ms >= WORTH * ledger.step_ms]
-    hides = {one.partner for one in large if one.id not in INHERENT}
-    paired = any(one.id in hides or (one.partner and one.partner not in INHERENT) for one in causes)
     weight = alone_ms[0]
     if rule is not None and rule.part_of:
         weight = min(share_ms, weight)
-    if paired:
+    if any(_leads_pair(one, ledger) for one in causes):
         weight = max(share_ms, weight)
     confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
     middle = (weight + min(share_ms, alone_ms[1])) / 2
@@ -410,6 +423,17 @@ def _severity(
     if causes and all(one.id in BY_DEFAULT for one in causes):
         severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
     return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
+
+
+def _leads_pair(cause: LedgerCause, ledger: Ledger) -> bool:
+    """True for a cause that hides another, or is hidden by it, and saves more alone than that one."""
+    least = WORTH * ledger.step_ms
+    return any(
+        (one.id == cause.partner or (one.partner == cause.id and one.share_ms >= least))
+        and one.id not in INHERENT
+        and (one.alone_ms[1], one.share_ms) <= (cause.alone_ms[1], cause.share_ms)
+        for one in ledger.causes
+    )
 
 
 def _gain(

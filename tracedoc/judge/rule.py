@@ -128,12 +128,13 @@ class Rule(_Part, frozen=True):
     ``stands_for`` are those of which it gives the reason and the fixes also where no rule tells them,
     with its message where what bounds the gain is seen, else with ``observed``.
     ``says`` is the clause of the first line behind the title's name and cost; "" for the title's second half.
-    ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``on_cpu`` is "capped" (a
-    CPU trace makes it a note at most: its time shares say little) or "as_usual" (counts, loader waits,
-    arrival order). ``tells`` is "cause", or "time" for a rule that says where time goes and not why: it
-    speaks of what the others leave. ``fits`` says why ``fixes`` without a condition suit every job in which
-    the rule holds. ``limit`` is the code of one that says the same as its finding: both are
-    shown as one. ``aliases`` are former ids, and names that people look for; rules may share one.
+    ``severity`` is set, and fixed, only for rules without a gain (capture guards). ``on_cpu`` is "capped"
+    (a CPU trace makes it a note at most: its time shares say little) or "as_usual" (counts, loader waits,
+    arrival order). ``tells`` is "cause", or "time" for a rule that says where time goes and not why (it
+    speaks of what the others leave), or "batch" for one whose cost is what twice the batch saves.
+    ``fits`` says why ``fixes`` without a condition suit every job in which the rule holds. ``limit`` is
+    the code of one that says the same as its finding: both are shown as one. ``aliases`` are former ids,
+    and names that people look for; rules may share one.
     """
 
     id: Id
@@ -157,7 +158,7 @@ class Rule(_Part, frozen=True):
     evidence: Evidence = ""
     severity: Literal["critical", "warning", "note"] = ""  # type: ignore[assignment]
     on_cpu: Literal["capped", "as_usual"] = "capped"
-    tells: Literal["cause", "time"] = "cause"
+    tells: Literal["cause", "time", "batch"] = "cause"
     fixes: tuple[RuleFix, ...] = ()
     fits: Text = ""
     limit: LimitCode = ""

@@ -163,8 +163,10 @@ def call_latency(program: RunProgram, splits: Mapping[Scenario, Split], scenario
             if link is not None:
                 likely[mine] = np.maximum(moved * link.half_bytes / (sizes + link.half_bytes), least[mine])
                 if link.peak_gbps:
+                    # Large messages that are slow are so for their bytes.
                     factor = busbw_factor(kinds[0], joins.group_sizes[group])
-                    most[mine] = np.maximum(most[mine], moved - factor * sizes / link.peak_gbps)
+                    beyond = np.where(sizes < link.half_bytes, moved - factor * sizes / link.peak_gbps, 0)
+                    most[mine] = np.maximum(most[mine], np.maximum(beyond, FIT_SHARES[0] * likely[mine]))
             line = fit_line(sizes, moved, fewest=2, spread=TWO_SIZES_SPREAD)
             if line is not None:
                 fitted = max(line.latency_ns, 0.0)

@@ -49,6 +49,7 @@ HOP_LATENCY_US = 3.4
 """What NCCL counts for starting a ring and for each of its hops over NVLink (tuning.cc, simple protocol)."""
 
 HOSTS_HALF_RATE_MIB = 120.0
+HOSTS_GBPS = 382.0
 HOSTS_REFERENCE_RANKS = 32
 """The same for 32 ranks on four hosts over EFA (5.4, 64, 91, 198, 382 GB/s)."""
 
@@ -193,18 +194,40 @@ def group_curves(matching: Matching, seats: Mapping[int, Seat]) -> tuple[SizeCur
     order = np.lexsort((op, group))
     edges = boundaries(group[order], op[order])
     fits: dict[int, list[float]] = defaultdict(list)
+    slow: dict[int, list[float]] = defaultdict(list)
+    table = [_from_table(members, seats) for members in matching.groups]
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         mine = order[begin:end]
+        number = int(group[mine[0]])
         line = fit_line(sizes[mine], transfer_ns[mine])
         if line is not None and line.half_bytes > 0:
-            fits[int(group[mine[0]])].append(line.half_bytes)
-    for number, members in enumerate(matching.groups):
-        curve = _from_table(members, seats)
+            fits[number].append(line.half_bytes)
+        elif (curve := table[number]) is not None:
+            factor = busbw_factor(matching.ops[int(op[mine[0]])], matching.groups[number].size)
+            rate = (curve.peak_gbps or HOSTS_GBPS) / factor
+            slow[number] += _half_of_slow(curve, rate, sizes[mine], transfer_ns[mine])
+    for number, curve in enumerate(table):
         if curve is not None:
             near = [half for half in fits[number] if 1 / FIT_RANGE <= half / curve.half_bytes <= FIT_RANGE]
+            near = near or slow[number]
             curve = replace(curve, fitted_half_bytes=float(np.median(near))) if near else curve
         curves.append(curve)
     return tuple(curves)
+
+
+def _half_of_slow(
+    curve: SizeCurve, rate: float, sizes: npt.NDArray[np.number], transfer_ns: npt.NDArray[np.number]
+) -> list[float]:
+    """The half-rate size of a link that moves bytes more slowly than the table's ``rate``, in bytes a ns.
+
+    A call takes it no longer. Nothing where messages are too small to tell: they may be slow for either.
+    """
+    large = sizes >= curve.half_bytes
+    if not large.any():
+        return []
+    latency_ns = curve.half_bytes / rate
+    reached = float(np.median(sizes[large] / np.maximum(transfer_ns[large] - latency_ns, 1.0)))
+    return [latency_ns * reached] if reached < rate else []
 
 
 def _from_table(group: Group, seats: Mapping[int, Seat]) -> SizeCurve | None:

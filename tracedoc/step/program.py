@@ -99,12 +99,13 @@ class Cause(IntEnum):
     GATHER_ISSUE = 7  # ISSUE of a gather, which may have been called on a stream of its own
     DATA = 8  # an order that data demands: reduced gradients, gathered and updated parameters
     USE = 9  # compute that is launched next after a gather of no known unit: it may need what is gathered
+    LIMIT = 10  # a gather is called when few are in flight, whether the host waits for that today or not
 
 
 Part = tuple[Cause, Int64Array, Int64Array, Int64Array]
 """Causes of one kind: their sources, their targets, and the lag of each in nanoseconds."""
 
-TO_HOST = (Cause.SYNC, Cause.COPY, Cause.QUEUE)
+TO_HOST = (Cause.SYNC, Cause.COPY, Cause.QUEUE, Cause.LIMIT)
 """Causes whose target is a point of the host, which returns then; all others delay an event's start."""
 
 

@@ -199,7 +199,7 @@ def _joins(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> Int64Array:
 
 def _syncs(graph: StepGraph, before: Int64Array, table: CollectiveTable) -> _Syncs:
     calls, device = graph.calls, graph.device
-    source, target = graph.waits.of(Cause.SYNC, Cause.COPY)
+    source, target = graph.waits.of(Cause.SYNC, Cause.COPY, Cause.LIMIT)
     called, returned = calls.start_ns[target], calls.end_ns[target]
     # A wait that no call shows may be a pause of the host's own, which another arrival would not shorten.
     waited = (returned - called >= BLOCKED_NS) & (calls.rows[target] != NO_ROW)

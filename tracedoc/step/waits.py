@@ -33,6 +33,7 @@ from tracedoc.timeline.lags import (
 from tracedoc.timeline.launches import NO_ROW, match_ids
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.frameworks import RATE_LIMITER
 
 
 class Waits(msgspec.Struct, frozen=True, eq=False):
@@ -228,8 +229,9 @@ def _host_waits(
     frees = (calls.kind == Call.ALLOCATION) & frees_memory(trace, calls.rows)
     plain = ((calls.kind == Call.ALLOCATION) & ~frees) | (calls.kind == Call.INPUT)
     own[plain], blocks[plain] = length[plain], True
-    waiting = np.flatnonzero((calls.kind == Call.SYNC) | frees)
-    parts = [(Cause.SYNC, waiting, _awaited(device, calls, waiting))]
+    limited, before = _limited_gathers(trace, calls, device)
+    waiting = np.setdiff1d(np.flatnonzero((calls.kind == Call.SYNC) | frees), limited)
+    parts = [(Cause.SYNC, waiting, _awaited(device, calls, waiting)), (Cause.LIMIT, limited, before)]
     copying = np.flatnonzero((calls.kind == Call.COPY) & (length > CLOCKS_NS))
     order = np.argsort(device.launch_rows, kind="stable")
     place = np.searchsorted(device.launch_rows[order], calls.rows[copying])
@@ -255,6 +257,33 @@ def _host_waits(
     nothing = np.flatnonzero(frees & ~blocks)
     own[nothing], blocks[nothing] = length[nothing], True
     return found
+
+
+def _limited_gathers(trace: Trace, calls: Calls, device: DeviceEvents) -> tuple[Int64Array, Int64Array]:
+    """The calls in which FSDP limits gathers in flight, and the event that each waits for, waited or not.
+
+    Two may be in flight: a gather waits until what computed before the one before it has ended. A call that
+    returned before that waited for something else, and is not among them.
+    """
+    nothing = np.zeros(0, dtype=np.int64)
+    limits = trace.rows_named(RATE_LIMITER.__eq__, Kind.ANNOTATION, Kind.CPU_OP)
+    gathers = np.flatnonzero(device.row >= 0)
+    gathers = gathers[[device.op[row] == "all_gather" for row in device.row[gathers].tolist()] or slice(0)]
+    launched = np.sort(device.launched_ns[gathers])
+    limits = limits[np.argsort(trace.ts_ns[limits], kind="stable")]
+    if not limits.size or not launched.size:
+        return nothing, nothing
+    limited = np.flatnonzero(calls.kind == Call.SYNC)
+    place = np.searchsorted(trace.ts_ns[limits], calls.start_ns[limited], side="right") - 1
+    last = limits[np.maximum(place, 0)]
+    inside = (place >= 0) & (calls.end_ns[limited] <= trace.ts_ns[last] + trace.dur_ns[last])
+    limited = limited[inside]
+    one_before = np.searchsorted(launched, calls.start_ns[limited]) - 1
+    computed = np.searchsorted(device.compute.launched_ns, launched[np.maximum(one_before, 0)]) - 1
+    source = device.compute.events[np.maximum(computed, 0)].astype(np.int64)
+    fits = (one_before >= 0) & (computed >= 0)
+    fits &= device.end_ns[source] <= calls.end_ns[limited] + CLOCKS_NS
+    return limited[fits], source[fits]
 
 
 def is_launch(calls: Calls) -> npt.NDArray[np.bool_]:

@@ -103,6 +103,9 @@ class Hook(msgspec.Struct, frozen=True):
 
 _FSDP2_PREFETCH: Final = re.compile(r"FSDP::(forward|backward)_prefetch for (.*)$")
 _FSDP2: Final = re.compile(r"FSDP::(\w+)(?: \((?P<unit>[^)]*)\))?(?: \[pg=\d+\])?$")
+RATE_LIMITER: Final = "FullyShardedDataParallel.rate_limiter"
+"""The range in which FSDP1 waits before a gather until few are in flight."""
+
 _FSDP1: Final = re.compile(r"FullyShardedDataParallel\.(\w+)$")
 
 _FSDP2_ROLES: Final = {

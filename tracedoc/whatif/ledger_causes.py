@@ -220,7 +220,7 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     to = np.where(layout.to_host, layout.cause_to, 0)
     allocates = layout.kind == Call.ALLOCATION
     freed = waits & allocates[to]
-    synced = waits & ~freed & (layout.cause_kind != Cause.QUEUE)
+    synced = waits & ~freed & ~np.isin(layout.cause_kind, (Cause.QUEUE, Cause.LIMIT))
     copied_in = np.zeros(layout.points, dtype=bool)
     copied_in[layout.cause_to[of_input]] = True
     own = np.where(loads | copied_in, 0, even.own)

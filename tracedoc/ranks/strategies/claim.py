@@ -22,6 +22,7 @@ FAMILIES = (
     "fsdp2",
     "zero-1",
     "zero-2",
+    "zero-1-or-2",
     "zero-3",
     "zero-redundancy-optimizer",
     "data-parallel",

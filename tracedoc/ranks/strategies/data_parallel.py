@@ -183,7 +183,7 @@ def zero12(signs: StrategySigns, world_size: int | None) -> Claim | None:
     if signs.passes > 1:
         return Claim(_offloaded("ZeRO-1", signs), "zero-1", "optimizer", confidence, tuple(evidence))
     evidence.append("one micro-batch a step: ZeRO-1 and ZeRO-2 look alike")
-    return Claim(_offloaded("ZeRO-1 or ZeRO-2", signs), "zero-1", "optimizer", "low", tuple(evidence))
+    return Claim(_offloaded("ZeRO-1 or ZeRO-2", signs), "zero-1-or-2", "optimizer", "low", tuple(evidence))
 
 
 def _offloaded(name: str, signs: StrategySigns) -> str:

@@ -19,7 +19,7 @@ from tracedoc.values import Unknown, Value
 REPLICAS = frozenset({"ddp", "zero-1"})
 """Strategies that reduce gradients once for several micro-batches, and hold all parameters on every rank."""
 
-SHARDS = frozenset({"fsdp1", "fsdp2", "zero-2", "zero-3"})
+SHARDS = frozenset({"fsdp1", "fsdp2", "zero-2", "zero-1-or-2", "zero-3"})
 
 HALF = 0.45
 """With at most this share of the memory in use twice of everything fits, and 10 % is left for the rest."""
@@ -86,7 +86,8 @@ def per_step_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     That is for the optimizer, and for gradients and parameters that travel for longer than the passes of one
     micro-batch compute, behind which they could hide.
 
-    Known waiting is no travelling, and what a link takes longer than it should does not count. What layers
+    Known waiting is no travelling, and what a link takes longer than it should does not count: where its rate
+    is not known, none of it does. What layers
     split over ranks, pipelines and all-to-alls pass on is as large as the batch.
     """
     if comm_split(run) != "transfer" and len(digest.collectives):
@@ -101,7 +102,7 @@ def per_step_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     rows = np.flatnonzero(table.in_window(step.start_ns, step.end_ns) & ~of_batch)
     travels = run.transfers(digest, rows).clip(step.start_ns, step.end_ns).total_ns / 1e6
     reached = link_efficiency_frac(run)
-    travels *= min(float(reached), 1.0) if isinstance(reached, float) else 1.0
+    travels *= min(float(reached), 1.0) if isinstance(reached, float) else 0.0
     return optimizer + max(travels - float(compute) / max(passes, 1), 0.0)
 
 
