@@ -69,11 +69,11 @@ def test_latency_of_several_sizes_is_that_of_their_line() -> None:
 
 
 def test_what_may_be_waiting_for_a_missing_rank_stays() -> None:
-    """Of 100 us, 60 are more than another of that size takes: waiting if slow, half of it likely."""
+    """Of 100 us, 60 are more than another of that size takes: waiting but in the fast scenario."""
     joins = parts([100, 40], [4 * MIB, 4 * MIB], matched=False)
     fixed = [(split_transfers(joins, one).fixed_ns / 1000).tolist() for one in Scenario]
-    # Beside what waits: the latencies of 100, 70 and 40 us, and of 40 us.
-    assert fixed == [[0, 0], [30 + 17.5, 10], [60 + 20, 20]]
+    # Beside what waits: the latency of 40 us.
+    assert fixed == [[0, 0], [60 + 10, 10], [60 + 20, 20]]
 
 
 @pytest.mark.parametrize(

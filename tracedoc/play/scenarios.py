@@ -184,7 +184,8 @@ def call_latency(program: RunProgram, splits: Mapping[Scenario, Split], scenario
 def _moved(joins: CollectiveParts, scenario: Scenario) -> npt.NDArray[np.float64]:
     """Nanoseconds of each part that are transfer; where peers are missing, part of it may be waiting.
 
-    Then all of it is transfer in the fast scenario, and only what the shortest of its size takes in the slow.
+    Then all of it is transfer in the fast scenario, else only what the shortest of its size takes: the same
+    bytes take the same time.
     """
     length = joins.transfer_ns.astype(np.float64)
     lone = np.flatnonzero((joins.op == NONE) | ~joins.complete)
@@ -197,7 +198,7 @@ def _moved(joins: CollectiveParts, scenario: Scenario) -> npt.NDArray[np.float64
     shortest = np.full(int(kind.max()) + 1, np.inf)
     np.minimum.at(shortest, kind, length[lone])
     least[lone] = shortest[kind]
-    return np.asarray(least if scenario is Scenario.SLOW else (length + least) / 2)
+    return least
 
 
 def _latency(

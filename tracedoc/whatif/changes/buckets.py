@@ -39,7 +39,7 @@ def cap_buckets(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
         return NotApplicable("the sizes of the step's gradient messages are not known")
     largest = arguments.number("mib") * MIB
     merged = _merged(program, arguments, lambda parts: _filled(joins.nbytes[parts], largest))
-    cut = cut_reductions(merged or program, largest, arguments.splits[program.scenario].latency_ns)
+    cut = cut_reductions(merged or program, largest, arguments.splits[program.scenario].fixed_ns)
     return cut or merged or NotApplicable("the step's gradient messages are about that large")
 
 
@@ -118,15 +118,17 @@ def _users_wait(program: RunProgram, gone: Index, last: Index) -> AddedEdges:
     )
 
 
-def cut_reductions(program: RunProgram, largest: float, latency: Int64Array) -> RunProgram | None:
+def cut_reductions(program: RunProgram, largest: float, fixed: Int64Array) -> RunProgram | None:
     """Return the program with large messages in equal pieces; ``None`` if there is none to cut.
+
+    Of each transfer ``fixed`` is not cut.
 
     The pieces become ready one after the other while the gradients since the message before are computed,
     which is slower beside them. The last one stays where the message is: those before it hold it up by what
     they take from when they are ready. In the slow scenario each is ready as late as the next one.
     """
     joins = program.layout.joins
-    latency = np.minimum(latency, program.transfer)
+    fixed = np.minimum(fixed, program.transfer)
     transfer, dur = program.transfer.copy(), program.dur.astype(np.int64)
     ties: list[tuple[int, int, int]] = []
     for part, before, pieces in _large(program, largest):
@@ -134,7 +136,7 @@ def cut_reductions(program: RunProgram, largest: float, latency: Int64Array) -> 
         ready = _computed_between(program, before, event)
         if not ready.size:
             continue
-        piece = int(latency[part] + (program.transfer[part] - latency[part]) / pieces)
+        piece = int(fixed[part] + (program.transfer[part] - fixed[part]) / pieces)
         transfer[part] = piece
         done = np.cumsum(program.dur[ready], dtype=np.int64)
         number = np.arange(1, pieces)
