@@ -198,7 +198,7 @@ def _moved(joins: CollectiveParts, scenario: Scenario) -> npt.NDArray[np.float64
     shortest = np.full(int(kind.max()) + 1, np.inf)
     np.minimum.at(shortest, kind, length[lone])
     least[lone] = shortest[kind]
-    return least
+    return np.asarray(least)
 
 
 def _latency(
