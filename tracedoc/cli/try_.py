@@ -267,7 +267,7 @@ def _progress() -> Iterator[Any]:
 def _keep(found: Trials, diagnosis: Diagnosis, folder: Path, named: str | None) -> None:
     """Keep what was tried beside the run, and in the records."""
     from tracedoc.predicted import keep_tried
-    from tracedoc.trials.records import record
+    from tracedoc.trials.outcome import record
 
     try:
         keep_tried(folder, found)

@@ -41,7 +41,7 @@ from tracedoc.run.job import job_settings
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
 from tracedoc.topics.capture.run import strategy_of
-from tracedoc.topics.compute.throughput import samples_per_step, tokens_per_step
+from tracedoc.topics.compute.run import samples_per_step, tokens_per_step
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ranges, lowered
 from tracedoc.values import Unknown, Value

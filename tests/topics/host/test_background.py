@@ -15,7 +15,7 @@ from tracedoc.run.machine import LoaderWindow, Machine
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
-from tracedoc.topics.host.background import busy_threads
+from tracedoc.topics.host.run import busy_threads
 from tracedoc.values import Unknown
 
 ALIKE = """

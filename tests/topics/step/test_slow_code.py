@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tracedoc.run.job import Job, RankJob, Samples, Stacks
-from tracedoc.topics.step.slow_code import slow_steps_code, slow_steps_code_ms, slow_steps_doing
+from tracedoc.topics.step.slow_steps import slow_steps_code, slow_steps_code_ms, slow_steps_doing
 from tracedoc.values import Unknown
 
 MAIN = "train.py(30): main@41"

@@ -1,19 +1,21 @@
-"""Facts of the run about its compute: what half of the GPUs would keep of the throughput."""
+"""Facts of the run about its compute: its samples, and what half of the GPUs would keep of the throughput."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.facts.catalog import digest_fact, run_fact
+from tracedoc.facts.catalog import RankFact, digest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
+from tracedoc.run.job import BATCH_SAMPLES, MICRO_BATCH, SEQUENCE
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_roles import Role
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms, rows_of_kind
+from tracedoc.topics.compute.rank_arithmetic import samples_per_s, tokens_per_s
 from tracedoc.topics.links.run import link_efficiency_frac
 from tracedoc.topics.memory.run import tensor_memory_frac
-from tracedoc.topics.step.rank import micro_batches, optimizer_compute_ms
+from tracedoc.topics.step.rank import micro_batches, optimizer_compute_ms, step_ms
 from tracedoc.values import Unknown, Value
 
 REPLICAS = frozenset({"ddp", "zero-1"})
@@ -111,3 +113,48 @@ def half_gpus(run: RunView) -> Value:
     """Half of the job's ranks."""
     ranks = run.world_size or len(run.digests)
     return ranks // 2 if ranks > 1 else Unknown("one rank cannot be halved")
+
+
+# -- how much work a step does
+
+
+OF_OWN = REPLICAS | SHARDS | {"single", "data-parallel", "zero-redundancy-optimizer"}
+"""Strategies whose ranks have samples of their own each."""
+
+
+@run_fact(unit="count", needs=(samples_per_s, micro_batches, step_ms))
+def samples_per_step(run: RunView) -> Value:
+    """Samples that the captured ranks train on in one step, all together.
+
+    From the shapes of the analysed step of each rank; else from the batch that the hook saw the loader give,
+    in a step of one forward pass. Unknown where ranks share their samples (tensor or pipeline parallelism),
+    or where that is not known.
+    """
+    return _of_all(run, samples_per_s, (BATCH_SAMPLES,))
+
+
+@run_fact(unit="count", needs=(tokens_per_s, micro_batches, step_ms))
+def tokens_per_step(run: RunView) -> Value:
+    """Tokens that the captured ranks train on in one step, all together; as :func:`samples_per_step`."""
+    return _of_all(run, tokens_per_s, (MICRO_BATCH, SEQUENCE))
+
+
+def _of_all(run: RunView, rate: RankFact[Value], recorded: tuple[str, ...]) -> Value:
+    strategy = strategy_of(run)
+    if strategy.family not in OF_OWN or "parallel" in strategy.name.partition(" with ")[2]:
+        return Unknown("whether ranks share samples is not known")
+    total = 0
+    for digest in run.digests:
+        per_s, length_ms = rate.of(digest), step_ms.of(digest)
+        if isinstance(per_s, float) and isinstance(length_ms, float):
+            total += round(per_s * length_ms / 1e3)
+            continue
+        job = run.job.rank(digest.rank) if run.job is not None else None
+        lengths = [int(job.training.get(name, "0")) for name in recorded] if job is not None else [0]
+        if micro_batches.of(digest) != 1 or not all(lengths):
+            return per_s if isinstance(per_s, Unknown) else Unknown("no rank has a step to count in")
+        samples = 1
+        for length in lengths:
+            samples *= length
+        total += samples
+    return total

@@ -13,7 +13,7 @@ from tracedoc.timeline.script_code import CodePlace, place_of_frame, place_of_st
 from tracedoc.topics.capture.run import recorded
 from tracedoc.topics.host.run import places_in_idle_time
 from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
-from tracedoc.topics.step.slow_code import NAMED_SHARE
+from tracedoc.topics.step.slow_steps import NAMED_SHARE
 from tracedoc.values import Unknown, Value
 
 MOST_WORKERS = 8

@@ -11,7 +11,7 @@ from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_tog
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.topics.step.rank_longest import longest_step, longest_step_doing, longest_step_pause_ms
+from tracedoc.topics.step.rank import longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
