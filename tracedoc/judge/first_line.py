@@ -131,12 +131,14 @@ def _why_unreliable(
 def _cause(measurements: Measurements, finding: Finding, step: float, *, first: bool) -> str:
     """A finding in one sentence: its usual name, what it costs, and what shows it."""
     gain = finding.gain
-    costs = cost_words(finding)
+    alone_ms, together_ms = finding.alone_ms or 0.0, finding.together_ms
+    costs = cost_words(finding) if together_ms is None or alone_ms <= 0 else format_ms(alone_ms)
     if costs and first:
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-    if costs and finding.together_ms is not None:
-        costs += f", with {finding.overlaps}"
+    if costs and together_ms is not None:
+        both = f"; {format_ms(together_ms)}" if alone_ms > 0 else ","
+        costs += f"{both} with {finding.overlaps}"
     name = finding.title.partition(": ")[0] + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
     return f"{told}{_place(measurements, finding)}."

@@ -322,6 +322,8 @@ def _heard(
     severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     likely = gain.likely_ms if gain is not None else None
+    if likely is None and share >= sum(one.share_ms for one in mine) > 0:
+        likely = alone[1]
     kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
     return _Priced(_on_every_rank(kept, mine, measurements), mine, share, claim.conditions)
 

@@ -68,9 +68,8 @@ def _waiting_note(wait: Segment, diagnosis: Diagnosis) -> str:
     late_ms = sum(one.share_ms for one in ledger.causes if one.id.startswith("ranks."))
     if late_ms >= MOSTLY_LATE * wait.ms:
         return ""
-    if late_ms < LEAST_SHARE * ledger.step_ms:
-        return "counts with the causes that make every rank slow"
-    return f"late ranks cost {format_ms(late_ms)}; the rest counts with the causes that make every rank slow"
+    most = "most of it " if late_ms >= LEAST_SHARE * ledger.step_ms else ""
+    return f"{most}counts with the causes that make every rank slow"
 
 
 def overlap_words(budget: BudgetParts) -> str:

@@ -52,10 +52,15 @@ def resource_name(resource: str) -> str:
     return RESOURCES.get(resource, resource)
 
 
+def saves(predicted: Predicted) -> bool:
+    """Whether a fix that was played saves more than steps of one job differ by."""
+    return predicted.gain_ms[1] >= LEAST_SHARE * predicted.before_ms
+
+
 def predicted_words(predicted: Predicted) -> str:
     """The step with a fix, ``54.9 -> about 31 ms (29 to 35)``, and what limits it then."""
     limit = f"limited by {resource_name(predicted.then_limited_by)}" if predicted.then_limited_by else ""
-    if predicted.gain_ms[1] <= 0:
+    if not saves(predicted):
         return f"saves nothing alone{limit and f': the step is {limit}'}"
     return f"{_change_words(predicted)}{limit and f', then {limit}'}"
 
@@ -84,12 +89,14 @@ def cost_text(finding: Finding, step_ms: float | None) -> str:
     if finding.together_ms is not None:
         alone = saved_words(finding.alone_ms or 0.0)
         return f"costs {alone} alone, {costs} together with {finding.overlaps}"
-    return f"costs {costs}{finding.overlaps and f', in part shared with {finding.overlaps}'}"
+    if finding.overlaps:
+        return f"costs {costs}, in part at the same time as {finding.overlaps}: the two do not add up"
+    return f"costs {costs}"
 
 
 def played_text(fix: Predicted | None) -> str:
     """The step with a fix that was played, in words; "" where none was, or it saves nothing."""
-    return _change_words(fix) if fix and fix.gain_ms[1] > 0 else ""
+    return _change_words(fix) if fix and saves(fix) else ""
 
 
 def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:
