@@ -456,14 +456,8 @@ def _gain(
             most_ms, max(alone_ms_of(_named(claim.rule.cause, ledger), measurements)[2], claim.size_ms)
         )
     low, likely, _ = alone_ms
-    within = (min(low, most_ms), min(likely, most_ms), most_ms)
-    return _of_causes(within, () if gain is None else gain.assumptions)
-
-
-def _of_causes(alone_ms: Range, assumptions: tuple[str, ...] = ()) -> Gain:
-    """What causes give together."""
-    low, likely, high = alone_ms
-    return Gain(low, high, "ledger", assumptions, likely)
+    assumptions = () if gain is None else gain.assumptions
+    return Gain(min(low, most_ms), most_ms, "ledger", assumptions, min(likely, most_ms))
 
 
 def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judgement: Judgement) -> Finding:
@@ -478,7 +472,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
     standing = [one for one in judgement.rules.values() if cause.id in one.stands_for]
     rule = min(standing, key=lambda one: one.id in unfit, default=None)
     shown, fixes = standing_for(rule, cause.ranks, measurements) if rule else ("", ())
-    gain = _of_causes(alone)
+    gain = Gain(alone[0], alone[2], "ledger", (), alone[1])
     if measurements.run.left_out and cause.id.partition(".")[0] in AWAITED:
         gain = Gain(0.0, gain.high_ms, "ceiling", ("none of it is waiting for the rank that is left out",))
     return Finding(
