@@ -25,6 +25,9 @@ PAUSE_GROWS = 1.01
 FIRST_WRITTEN = 8
 """After so many samples they are written, and whenever there are twice as many."""
 
+LONGEST_WRITE_S = 1.0
+"""A worker that ends waits at most so long for what its sampler is just writing."""
+
 _FETCH = "fetch"
 """The function that a worker's loop calls for a batch; in all others it waits, or hands the batch on."""
 
@@ -52,11 +55,13 @@ class WorkerSamples:
         self._loop, self._thread = loop, threading.get_ident()
         self._stacks = StackTimes()
         self._ended = threading.Event()
-        threading.Thread(target=self._watch, name=f"{OWN_THREADS}worker", daemon=True).start()
+        self._sampler = threading.Thread(target=self._watch, name=f"{OWN_THREADS}worker", daemon=True)
+        self._sampler.start()
 
     def end(self) -> None:
         """Sample no more, and leave nothing."""
         self._ended.set()
+        self._sampler.join(LONGEST_WRITE_S)  # or it would write after what is written was removed
         forget_workers([os.getpid()])
 
     def _watch(self) -> None:
