@@ -52,6 +52,7 @@ WHOLE = json.dumps({"distributedInfo": {"rank": 3, "world_size": 8}, "traceEvent
         (b"PK\x03\x04rest", "zip archive"),
         ("[]".encode("utf-16"), "UTF-16"),
         (gzip.compress(gzip.compress(b"[]", mtime=0), mtime=0), "gzipped twice"),
+        (b"\x80\x04\x95\x05\x00\x00\x00\x00\x00\x00\x00]\x94K\x01a.", "is a pickle"),
         (b"{}", "no traceEvents"),
         (b'{"a": 1}', "no traceEvents"),
         (b'{"traceEvents": []}', "no events"),

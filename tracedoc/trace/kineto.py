@@ -107,6 +107,11 @@ def _not_json(source: Source, head: bytes) -> InputError:
         return InputError(
             f"{path} is an HTML or XML page, not a trace", "download the raw file, not its page"
         )
+    if head.startswith(b"\x80"):
+        return InputError(
+            f"{path} is a pickle, and no dump of the flight recorder, which holds plain values only",
+            "nothing in it was run; pass the dump as PyTorch wrote it, or a trace",
+        )
     return InputError(f"{path} is not JSON", "pass a trace that torch.profiler exported (.json or .json.gz)")
 
 
