@@ -33,13 +33,14 @@ def without_size(builder: TraceBuilder, nbytes: int) -> str:
 
 
 def test_a_collective_of_unknown_size_is_not_small(tmp_path: Path) -> None:
-    # One of 1 MiB is latency-bound on this link, one of 512 MiB is not; each is exposed for 10 ms.
-    text = "compute 0-60\nallreduce 60-70 512MiB  75-85 1MiB\nstep: 100"
+    # 512 MiB in 10 ms are 54 GB/s; a call of 28 us is then half of the time of 1.4 MiB, so 0.25 MiB are
+    # latency-bound and 512 MiB are not; each is exposed for 10 ms.
+    text = "compute 0-60\nallreduce 60-70 512MiB  75-85 0.25MiB\nstep: 100"
     facts = of_lanes(tmp_path, text)
     assert facts["latency_bound_frac"] == 0.5
     assert facts["latency_bound_exposed_ms"] == 10
     for builder in parse_lanes(text, ranks=2):
-        (tmp_path / f"rank-{builder.rank}.json").write_text(without_size(builder, 1 * MIB))
+        (tmp_path / f"rank-{builder.rank}.json").write_text(without_size(builder, MIB // 4))
     measurements = tracedoc.measure([tmp_path]).measurements
     assert measurements.facts["latency_bound_exposed_ms"].value == 0
     assert measurements.facts["comm_bytes_per_step"].value == Unknown("1 of 2 collectives carry no size")
