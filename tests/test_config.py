@@ -77,7 +77,7 @@ def test_command_line_goes_before_the_settings(
     run = ["diagnose", str(sample_traces / "synthetic_ddp_tiny_batch")]
     chosen = CliRunner().invoke(main, run)
     assert chosen.exit_code == 1
-    assert "rules judged: 1 found" in chosen.stdout
+    assert " rules judged" in chosen.stdout
     assert chosen.stderr.startswith(f"settings: {source}\n--fail-on critical: 1 finding is critical")
     other = CliRunner().invoke(main, [*run, "--select", "capture"])
     assert other.exit_code == 0

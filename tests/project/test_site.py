@@ -100,7 +100,7 @@ def test_gallery_has_the_answer_the_figure_and_the_page(tmp_path: Path) -> None:
     gallery.write_gallery(tmp_path, ["cpu_ddp_slow_metrics"])
     text = (tmp_path / "gallery.md").read_text(encoding="utf-8")
     assert "## Rank 0 is late, or one rank is\n\n### " in text
-    assert "> Rank-0 work (120 ms of the 175 ms step): rank 1 waits" in text
+    assert "> Rank-0 work (84.8 ms of the 175 ms step): rank 1 waits" in text
     assert "`write_metrics` (`train.py:13`)" in text
     for name in re.findall(r"\(gallery/([\w.]+)\)", text):
         assert (tmp_path / name).stat().st_size > 10_000

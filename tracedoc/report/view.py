@@ -412,7 +412,7 @@ def _outcomes(diagnosis: Diagnosis) -> str:
     if diagnosis.rules_left_out:
         total = len(diagnosis.verdicts) + diagnosis.rules_left_out
         rules = f"{len(diagnosis.verdicts)} of {total} rules judged"
-    return f"{rules}: {', '.join(said)}" if said else ""
+    return f"{rules}: {', '.join(said)}" if said else rules if diagnosis.rules_left_out else ""
 
 
 def _count(number: int, noun: str) -> str:

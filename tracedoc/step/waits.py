@@ -32,7 +32,7 @@ from tracedoc.timeline.lags import (
 )
 from tracedoc.timeline.launches import NO_ROW, match_ids
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import difference, distinct, is_among
 from tracedoc.trace.frameworks import RATE_LIMITER
 
 
@@ -230,7 +230,7 @@ def _host_waits(
     plain = ((calls.kind == Call.ALLOCATION) & ~frees) | (calls.kind == Call.INPUT)
     own[plain], blocks[plain] = length[plain], True
     limited, before = _limited_gathers(trace, calls, device)
-    waiting = np.setdiff1d(np.flatnonzero((calls.kind == Call.SYNC) | frees), limited)
+    waiting = difference(np.flatnonzero((calls.kind == Call.SYNC) | frees), limited)
     parts = [(Cause.SYNC, waiting, _awaited(device, calls, waiting)), (Cause.LIMIT, limited, before)]
     copying = np.flatnonzero((calls.kind == Call.COPY) & (length > CLOCKS_NS))
     order = np.argsort(device.launch_rows, kind="stable")
