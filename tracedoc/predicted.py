@@ -47,6 +47,11 @@ class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted")
         """Today's step, of which the likely gain is a part."""
         return self.step_ms[1] + self.gain_ms[1]
 
+    @property
+    def helps(self) -> bool:
+        """Whether it likely saves :data:`LEAST_SHARE` of the step."""
+        return self.gain_ms[1] >= LEAST_SHARE * self.before_ms
+
 
 class NotPredicted(msgspec.Struct, frozen=True, tag_field="state", tag="not-predicted"):
     """Why a change is not predicted for this run."""

@@ -217,12 +217,11 @@ class HistoryRun(msgspec.Struct, frozen=True):
     The step is that of the ledger where every run of the job has one, else the analysed step; the parts are
     those of the analysed step, in proportion. ``busy_frac`` is the share of the step in which the GPU
     computes. ``efficiency`` is against the run on fewest GPUs, ``None`` where nothing tells how their work
-    compares. ``verdict`` is that of the comparison
-    with the run before it, "" where there is none to compare with; ``fixed`` are the findings gone since
-    then, with what was predicted, and ``realised_ms`` how much shorter the step became. ``cause`` is the id
-    of the one that costs most, and ``cause_ms`` its share. ``problem`` says why a run has no step. Runs with
-    one number of ``job`` may be of one job; those of others are not compared with them. ``tried`` are fixes
-    that were tried on the job.
+    compares. ``verdict`` is that of the comparison with the run before it, "" where there is none to compare
+    with; ``fixed`` are the findings gone since then, with what was predicted, and ``realised_ms`` how much
+    shorter the step became. ``cause`` is the id of the one that costs most, and ``cause_ms`` its share.
+    ``problem`` says why a run has no step. Runs with one number of ``job`` may be of one job; those of others
+    are not compared with them. ``tried`` are fixes that were tried on the job.
     """
 
     name: str

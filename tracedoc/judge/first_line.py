@@ -146,7 +146,8 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
 
 def _is_named_with(finding: Finding, first: Finding) -> bool:
     """True for the cause that hides the first: what both cost is said of that."""
-    return finding is not first and None is not finding.together_ms == first.together_ms
+    both_ms = finding.together_ms
+    return finding is not first and both_ms is not None and both_ms == first.together_ms
 
 
 def _inherent(findings: Sequence[Finding], named: Sequence[Finding], ledger: Ledger | None) -> str:

@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Fix, RunInfo, Strategy
-from tracedoc.predicted import LEAST_SHARE
 
 FRAMEWORKS = {
     "any": "any framework",
@@ -80,11 +79,8 @@ def changes_training(fix: Fix) -> bool:
 
 
 def saves_nothing(fix: Fix) -> bool:
-    """True for a fix that was played, and saves less than :data:`~tracedoc.predicted.LEAST_SHARE`."""
-    if fix.predicted is None:
-        return False
-    gain, after = fix.predicted.gain_ms[1], fix.predicted.step_ms[1]
-    return gain < LEAST_SHARE * (after + gain)
+    """True for a fix that was played, and does not help."""
+    return fix.predicted is not None and not fix.predicted.helps
 
 
 def _predicted_gain(fix: Fix) -> float:

@@ -28,7 +28,7 @@ from tracedoc.report.view import (
     side_text,
 )
 from tracedoc.report.waterfall import ALONE, IDEAL, TODAY
-from tracedoc.report.words import predicted_words, resource_name, saves
+from tracedoc.report.words import predicted_words, resource_name
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
@@ -308,7 +308,7 @@ def _fix(console: Console, fix: Fix, run: str) -> None:
     if fix.risk and fix.risk != "none":
         _hanging(console, 9, "risk", Text(one_line(fix.risk)))
     if fix.predicted is not None:
-        helps = saves(fix.predicted)
+        helps = fix.predicted.helps
         words = (predicted_words(fix.predicted), "green" if helps else "dim")
         provided = _provided("; ".join(fix.predicted.assumptions)) if helps else ""
         _hanging(console, 9, "step", Text.assemble(words, provided))

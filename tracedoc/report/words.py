@@ -52,15 +52,10 @@ def resource_name(resource: str) -> str:
     return RESOURCES.get(resource, resource)
 
 
-def saves(predicted: Predicted) -> bool:
-    """Whether a fix that was played saves more than steps of one job differ by."""
-    return predicted.gain_ms[1] >= LEAST_SHARE * predicted.before_ms
-
-
 def predicted_words(predicted: Predicted) -> str:
     """The step with a fix, ``54.9 -> about 31 ms (29 to 35)``, and what limits it then."""
     limit = f"limited by {resource_name(predicted.then_limited_by)}" if predicted.then_limited_by else ""
-    if not saves(predicted):
+    if not predicted.helps:
         return f"saves nothing alone{limit and f': the step is {limit}'}"
     return f"{_change_words(predicted)}{limit and f', then {limit}'}"
 
@@ -96,7 +91,7 @@ def cost_text(finding: Finding, step_ms: float | None) -> str:
 
 def played_text(fix: Predicted | None) -> str:
     """The step with a fix that was played, in words; "" where none was, or it saves nothing."""
-    return _change_words(fix) if fix and saves(fix) else ""
+    return _change_words(fix) if fix and fix.helps else ""
 
 
 def gain_text(gain: Gain | None, step_ms: float | None = None) -> str:

@@ -90,7 +90,7 @@ def gain_bar(gain: Gain | None, step_ms: float, fix: Predicted | None = None) ->
 
     A gain of the mean step is a part of that.
     """
-    if fix is not None and fix.gain_ms[1] > 0:
+    if fix is not None and fix.helps:
         return _range(fix.before_ms, fix.gain_ms[0], fix.gain_ms[2])
     if gain is None or gain.high_ms <= 0 or step_ms <= 0:
         return None
