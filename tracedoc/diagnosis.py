@@ -227,7 +227,7 @@ class Finding(msgspec.Struct, frozen=True):
     ``cost_ms`` is what its causes cost today's step, their shares in the ledger, and ``alone_ms`` is what
     mending them alone saves; ``None`` where the ledger has none of them, or a fix mends more than they are.
     ``overlaps`` says in plain words which cause costs the same time, "" for none; where that one hides this,
-    ``together_ms`` is what mending both saves.
+    ``together_ms`` is what mending both saves, else ``shared_ms`` what mending either saves.
     ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
     ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """
@@ -253,6 +253,7 @@ class Finding(msgspec.Struct, frozen=True):
     alone_ms: float | None = None
     overlaps: str = ""
     together_ms: float | None = None
+    shared_ms: float | None = None
 
     @property
     def told_ms(self) -> float | None:

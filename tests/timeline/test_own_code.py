@@ -49,6 +49,24 @@ def test_time_in_torch_is_not_the_script_s(tmp_path: Path) -> None:
     assert found == [("`main` (`train.py:30`)", False, 20)]
 
 
+def test_time_in_an_engine_is_not_the_script_s_but_what_it_saves_is(tmp_path: Path) -> None:
+    """The engine works for the model until 50 ms, and then saves for 20 ms as main asked it to."""
+    found = places(
+        tmp_path,
+        ("train.py(30): main", 0, 100, "python_function"),
+        ("deepspeed/utils/nvtx.py(14): wrapped_fn", 20, 50, "python_function"),
+        ("deepspeed/runtime/engine.py(2100): step", 20, 50, "python_function"),
+        ("deepspeed/runtime/checkpoint_engine/torch_checkpoint_engine.py(20): save", 50, 70, "python_function"),
+    )
+    main = "`main` (`train.py:30`)"
+    assert found == [(main, False, 50), (f"`save` in {main}", False, 20)]
+
+
+def test_a_folder_whose_name_ends_like_a_framework_s_is_the_script_s(tmp_path: Path) -> None:
+    found = places(tmp_path, ("pytorch/train.py(3): main", 0, 100, "python_function"))
+    assert found == [("`main` (`pytorch/train.py:3`)", False, 100)]
+
+
 def test_a_data_set_is_found_inside_the_loader(tmp_path: Path) -> None:
     loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     found = places(

@@ -42,16 +42,18 @@ def with_overlap(
     mine = {one.id for one in causes} | {one.id for one in entries if finding.rule_id in one.told_by}
     if largest is None or not other or other in mine:
         return finding
+    if not largest.partner and not is_apart(largest.share_ms, largest.alone_ms[1]):
+        return finding
     words = CAUSE_WORDS.get(other, other)
-    if not largest.partner:
-        apart = is_apart(largest.share_ms, largest.alone_ms[1])
-        return replace(finding, overlaps=words) if apart else finding
     tellers = {rule for one in entries if one.id == other for rule in one.told_by}
     theirs = {other, *(one.id for one in entries if tellers & {*one.told_by})} - mine
     alone, beside, both = (
         (alone_of(measurements.run, tuple(sorted(ids))) or (0.0, 0.0, 0.0))[1]
         for ids in (mine, theirs, mine | theirs)
     )
+    if not largest.partner:
+        shared_ms = min(max(alone + beside - both, 0.0), finding.told_ms or 0.0)
+        return replace(finding, overlaps=words, shared_ms=shared_ms) if shared_ms else finding
     if both - max(alone, beside) < MORE * largest.share_ms:
         return finding
     return replace(finding, overlaps=words, together_ms=both)

@@ -84,8 +84,10 @@ def cost_text(finding: Finding, step_ms: float | None) -> str:
     if finding.together_ms is not None:
         alone = saved_words(finding.alone_ms or 0.0)
         return f"costs {alone} alone, {costs} together with {finding.overlaps}"
-    if finding.overlaps:
-        return f"costs {costs}, in part at the same time as {finding.overlaps}: the two do not add up"
+    if finding.shared_ms is not None:
+        shared = format_ms(finding.shared_ms)
+        which = "all" if shared == format_ms(finding.told_ms) else shared
+        return f"costs {costs}, {which} of which {finding.overlaps} costs as well"
     return f"costs {costs}"
 
 

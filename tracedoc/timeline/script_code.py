@@ -235,11 +235,13 @@ _THROUGH, _OPAQUE = "through", "opaque"
 LEAST_CALL = 0.01
 """What takes a smaller share of the time is not named as a call."""
 
-_WRITES = re.compile(
-    r"torch/(serialization|storage|_tensor_str|package|multiprocessing|profiler|distributed/checkpoint|"
-    r"utils/(?!checkpoint))"
+_WORKS = re.compile(
+    r"(?:^|/)(?:torch/(?!serialization|storage|_tensor_str|package|multiprocessing|profiler|"
+    r"distributed/checkpoint|utils/(?!checkpoint))"
+    r"|deepspeed/(?!checkpoint|monitor|profiling|runtime/(?:checkpoint_engine|dataloader)))"
 )
-"""Code of torch that loads, saves, prints or records: its time is that of whoever calls it."""
+"""Code of torch and of DeepSpeed's engine that works for the model. Of what loads, saves, prints or records
+the time is that of whoever calls it."""
 
 _COMPREHENSION = re.compile(r"<(?:list|set|dict)comp>|<genexpr>")
 
@@ -251,8 +253,8 @@ _WRAPPERS = frozenset({"wrapper", "inner", "decorate_context"})
 def _owner(name: str) -> CodePlace | str:
     """Return the place that a frame or range stands for.
 
-    A library's frame lets its caller through, and a comprehension its function; torch's own, where the host
-    works for the model or waits for other ranks, hides it, and so does the collector's.
+    A library's frame lets its caller through, and a comprehension its function; a framework's, where the
+    host works for the model or waits for other ranks, hides it, and so does the collector's.
     """
     frame = _FRAME.match(name)
     if frame is None:
@@ -261,7 +263,7 @@ def _owner(name: str) -> CodePlace | str:
             return _THROUGH
         return CodePlace("", 0, name[:120], loading=False, time_ns=0)
     file = frame["file"]
-    if ("torch/" in file and not _WRITES.search(file)) or "tracedoc/collector/" in file:
+    if _WORKS.search(file) or "tracedoc/collector/" in file:
         return _OPAQUE
     library = re.split(r"[/.]", file, maxsplit=1)[0] in _LIBRARIES or _INSTALLED.search(file)
     if library or _COMPREHENSION.fullmatch(frame["function"]):

@@ -358,7 +358,11 @@ def _told(
             alone_ms=ranges.get(one.id, (one.weights.alone,) * 3),
             last_ms=one.weights.last,
             ranks=_ranks(run, programs, one) if one in large else (),
-            place=(code_of(run, one.id) or place_of(programs, one.removals)) if one in large else "",
+            place=(
+                code_of(run, one.id) or place_of(programs, one.removals, max(one.share, one.weights.alone))
+            )
+            if one in large
+            else "",
             partner=partners.get(one.id, ""),
             shared_with=sharers.get(one.id, ""),
         )

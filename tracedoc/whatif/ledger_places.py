@@ -42,19 +42,21 @@ def code_of(run: RunView, cause: str) -> str:
     return "" if code == "none" else code
 
 
-def place_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> str:
+def place_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps], told_ms: float) -> str:
     """Where a cause takes most of its time: in one stretch of the host, else in a part of the step; or "".
 
-    Of several played steps it is the one from which it takes most.
+    Of several played steps it is the place with most of their time. ``told_ms`` is what the cause costs a
+    step: where it takes more than that, most of what counts must lie there whichever that is.
     """
-    of_steps = [
-        _in_step(program, [part for one in removals if (part := one.steps[place]) is not None])
-        for place, program in enumerate(programs)
-    ]
-    return max(of_steps, key=lambda one: one[0], default=(0.0, ""))[1]
+    found: dict[str, float] = {}
+    for place, program in enumerate(programs):
+        parts = [part for one in removals if (part := one.steps[place]) is not None]
+        taken, where = _in_step(program, parts, told_ms * 1e6)
+        found[where] = found.get(where, 0.0) + taken
+    return max(found, key=found.__getitem__, default="")
 
 
-def _in_step(program: RunProgram, removals: Sequence[Removal]) -> tuple[float, str]:
+def _in_step(program: RunProgram, removals: Sequence[Removal], told_ns: float) -> tuple[float, str]:
     """What a cause takes of one step, in ns, and where."""
     layout, of_part = program.layout, program.layout.joins.event
     of_event, of_point = layout.event_rank, layout.rank_of_point(np.arange(layout.points))
@@ -75,7 +77,9 @@ def _in_step(program: RunProgram, removals: Sequence[Removal]) -> tuple[float, s
     if longest and longest >= MOST_SHARE * by_rank[of_point[at]].sum():
         return whole, _stretch(program, at)
     of_parts = by_rank.sum(axis=0)
-    return whole, PARTS[int(of_parts.argmax())] if of_parts.max() >= MOST_SHARE * whole > 0 else ""
+    elsewhere = whole - of_parts.max()
+    counts = min(whole, told_ns * np.count_nonzero(by_rank.sum(axis=1)))
+    return whole, PARTS[int(of_parts.argmax())] if elsewhere <= (1 - MOST_SHARE) * counts > 0 else ""
 
 
 def _stretch(program: RunProgram, at: int) -> str:
