@@ -56,7 +56,12 @@ def test_time_in_an_engine_is_not_the_script_s_but_what_it_saves_is(tmp_path: Pa
         ("train.py(30): main", 0, 100, "python_function"),
         ("deepspeed/utils/nvtx.py(14): wrapped_fn", 20, 50, "python_function"),
         ("deepspeed/runtime/engine.py(2100): step", 20, 50, "python_function"),
-        ("deepspeed/runtime/checkpoint_engine/torch_checkpoint_engine.py(20): save", 50, 70, "python_function"),
+        (
+            "deepspeed/runtime/checkpoint_engine/engine.py(20): save",
+            50,
+            70,
+            "python_function",
+        ),
     )
     main = "`main` (`train.py:30`)"
     assert found == [(main, False, 50), (f"`save` in {main}", False, 20)]

@@ -72,3 +72,27 @@ def test_a_run_without_barriers_has_none_to_leave_out(tmp_path: Path) -> None:
     (answer,) = tracedoc.predict([folder], ["no-extra-messages"]).alone
     assert not isinstance(answer, Predicted)
     assert "order.extra" not in causes(folder)
+
+
+def test_messages_that_no_longer_share_cores_with_the_backward_pass_make_both_shorter(tmp_path: Path) -> None:
+    """Of 60 ms: 30 of work, 20 beside a message of 20, and one of 10 that the host waits for.
+
+    A broadcast between them takes the other of gloo's threads. As one message they go at 50 ms and take 30. If both shared a core for those 20 ms, each takes 10 of them
+    alone: it goes at 40, takes 20, and nothing changes; half of that is likely.
+    """
+    for rank in (0, 1):
+        builder = TraceBuilder(rank, 2, device=None)
+        for number in range(4):
+            begin = 60.0 * number
+            builder.step(number, begin, begin + 60)
+            builder.host("aten::addmm", begin, begin + 20)
+            builder.backward(begin + 20, begin + 50.1)
+            builder.host("aten::mm", begin + 20, begin + 30)
+            builder.collective("allreduce", begin + 30, begin + 50, nbytes=16 << 20, launch_ms=begin + 30)
+            builder.collective("broadcast", begin + 30.1, begin + 30.2, nbytes=64, launch_ms=begin + 30.1)
+            builder.host("aten::mm", begin + 30, begin + 50)
+            builder.collective("allreduce", begin + 50, begin + 60, nbytes=8 << 20, launch_ms=begin + 50)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    (answer,) = tracedoc.predict([tmp_path], ["merge-buckets count=2"]).alone
+    assert isinstance(answer, Predicted)
+    assert answer.step_ms == pytest.approx((60, 70, 80), abs=0.3)

@@ -92,12 +92,38 @@ def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> R
     if gone.size == 0:
         return None
     transfer = program.transfer.copy()
-    more = np.maximum(program.transfer[gone] - latency[gone], 0)
+    apart, lag = _on_shared_cores(program, gone, last)
+    more = np.maximum(program.transfer[gone] - latency[gone] - apart, 0)
     np.add.at(transfer, last[gone], more)
     removed = np.zeros(joins.event.size, dtype=bool)
     removed[gone] = True
     emptied = without_collectives(program.edited(transfer=transfer), removed)
-    return emptied.edited(lag=program.lag, extra=joined(program, _users_wait(program, gone, last)))
+    return emptied.edited(lag=lag, extra=joined(program, _users_wait(program, gone, last)))
+
+
+def _on_shared_cores(program: RunProgram, gone: Index, last: Index) -> tuple[Int64Array, Int64Array]:
+    """What each part that is ``gone`` takes less in ns, and the lags of hosts, where both shared their cores.
+
+    On CPUs a message that moves while the host goes on to the next ones takes half of a core from it, and has
+    half of one itself. Behind that work both have a whole one: all of it in the fast scenario, half of that
+    where it is likely, for cores may be free, and nothing in the slow one. On GPUs nothing changes.
+    """
+    layout, lag = program.layout, program.lag
+    if not layout.is_cpu:
+        return np.zeros(gone.size, dtype=np.int64), lag
+    shared = of_scenario(program.scenario, 1.0, 0.5, 0.0) / 2
+    host = np.cumsum(lag, dtype=np.int64)
+    begin, end = (layout.point[layout.joins.event[parts]] for parts in (gone, last[gone]))
+    beside = np.minimum(program.transfer[gone], np.maximum(host[end] - host[begin], 0))
+    kept = np.ones(lag.size)
+    for one in np.unique(end).tolist():
+        mine = end == one
+        first = int(begin[mine].min())
+        length = host[one] - host[first]
+        if length > 0:
+            share = 1.0 - shared * min(beside[mine].sum() / length, 1.0)
+            kept[first + 1 : one + 1] = np.minimum(kept[first + 1 : one + 1], share)
+    return np.rint(shared * beside).astype(np.int64), np.rint(lag * kept).astype(np.int64)
 
 
 def _users_wait(program: RunProgram, gone: Index, last: Index) -> AddedEdges:
