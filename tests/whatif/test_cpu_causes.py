@@ -77,8 +77,9 @@ def test_a_run_without_barriers_has_none_to_leave_out(tmp_path: Path) -> None:
 def test_messages_that_no_longer_share_cores_with_the_backward_pass_make_both_shorter(tmp_path: Path) -> None:
     """Of 60 ms: 30 of work, 20 beside a message of 20, and one of 10 that the host waits for.
 
-    A broadcast between them takes the other of gloo's threads. As one message they go at 50 ms and take 30. If both shared a core for those 20 ms, each takes 10 of them
-    alone: it goes at 40, takes 20, and nothing changes; half of that is likely.
+    A broadcast between them takes the other of gloo's threads. As one message they go at 50 ms and take 30.
+    If both shared a core for those 20 ms, each takes 10 of them alone: it goes at 40, takes 20, and nothing
+    changes; half of that is likely.
     """
     for rank in (0, 1):
         builder = TraceBuilder(rank, 2, device=None)
