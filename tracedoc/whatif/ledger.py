@@ -14,7 +14,7 @@ from tracedoc.play.run_replay import FAR_OFF, Refusal, RunReplay, replay_closest
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.ledger_causes import Family, find_families
-from tracedoc.whatif.ledger_places import code_of, place_of, ranks_of
+from tracedoc.whatif.ledger_places import place_of, ranks_of
 from tracedoc.whatif.ledger_steps import (
     StepsApart,
     clock_error_ms,
@@ -358,9 +358,7 @@ def _told(
             alone_ms=ranges.get(one.id, (one.weights.alone,) * 3),
             last_ms=one.weights.last,
             ranks=_ranks(run, programs, one) if one in large else (),
-            place=(
-                code_of(run, one.id) or place_of(programs, one.removals, max(one.share, one.weights.alone))
-            )
+            place=place_of(run, one.id, programs, one.removals, max(one.share, one.weights.alone))
             if one in large
             else "",
             partner=partners.get(one.id, ""),

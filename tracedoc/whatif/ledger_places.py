@@ -33,7 +33,7 @@ def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> t
     return tuple(rank for rank, ns in zip(ranks, taken.tolist(), strict=True) if ns >= MOST_SHARE * worst > 0)
 
 
-def code_of(run: RunView, cause: str) -> str:
+def _code_of(run: RunView, cause: str) -> str:
     """The function of the script in which a cause is on the representative rank, "" where none is known."""
     digest = run.representative_digest
     if cause != "host.pause" or digest is None:
@@ -42,12 +42,16 @@ def code_of(run: RunView, cause: str) -> str:
     return "" if code == "none" else code
 
 
-def place_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps], told_ms: float) -> str:
+def place_of(
+    run: RunView, cause: str, programs: Sequence[RunProgram], removals: Sequence[OverSteps], told_ms: float
+) -> str:
     """Where a cause takes most of its time: in one stretch of the host, else in a part of the step; or "".
 
-    Of several played steps it is the place with most of their time. ``told_ms`` is what the cause costs a
+    Of what hosts do it is the function of the script, where that is known. Of several played steps it is the place with most of their time. ``told_ms`` is what the cause costs a
     step: where it takes more than that, most of what counts must lie there whichever that is.
     """
+    if code := _code_of(run, cause):
+        return code
     found: dict[str, float] = {}
     for place, program in enumerate(programs):
         parts = [part for one in removals if (part := one.steps[place]) is not None]
