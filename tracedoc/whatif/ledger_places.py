@@ -47,8 +47,9 @@ def place_of(
 ) -> str:
     """Where a cause takes most of its time: in one stretch of the host, else in a part of the step; or "".
 
-    Of what hosts do it is the function of the script, where that is known. Of several played steps it is the place with most of their time. ``told_ms`` is what the cause costs a
-    step: where it takes more than that, most of what counts must lie there whichever that is.
+    Of what hosts do it is the function of the script, where that is known. Of several played steps it is the
+    place with most of their time. ``told_ms`` is what the cause costs a step: where it takes more than that,
+    most of what counts must lie there whichever that is.
     """
     if code := _code_of(run, cause):
         return code
