@@ -30,6 +30,7 @@ enum {
     TYPES,
     DIMS,
     VALUES,
+    STRIDES,
     ARGUMENTS,
     UNKNOWN = ARGUMENTS
 };
@@ -262,7 +263,7 @@ static Verdict keep_shape(Events *events, const Event *event, int32_t row)
                        is_text(name, "\"aten::convolution\"") || is_text(name, "\"aten::convolution_backward\"");
     Slice none = {NULL, 0};
     Slice parts[PARTS] = {argument(event, DIMS), argument(event, TYPES),
-                          with_values ? argument(event, VALUES) : none, none};
+                          with_values ? argument(event, VALUES) : none, argument(event, STRIDES)};
     uint32_t shape = table_number(&events->shapes, parts);
     Shaped *shaped = shape == NO_ROOM ? NULL : next_item(&events->shaped, sizeof *shaped);
     if (shaped == NULL)
@@ -376,6 +377,8 @@ static int argument_named(const uint8_t *key, size_t size)
         if (memcmp(key, "external id", 11) == 0)
             return OLD_EXTERNAL_ID;
         return memcmp(key, "Device Type", 11) == 0 ? DEVICE_TYPE : UNKNOWN;
+    case 13:
+        return memcmp(key, "Input Strides", 13) == 0 ? STRIDES : UNKNOWN;
     case 14:
         if (memcmp(key, "wait_on_stream", 14) == 0)
             return WAIT_ON_STREAM;

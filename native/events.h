@@ -74,7 +74,7 @@ typedef struct {
 typedef struct {
     Table heads;  /* category, name, process and thread */
     Table places; /* device, stream, grid and head */
-    Table shapes; /* dimensions and types; of sends, receives and convolutions, values */
+    Table shapes; /* dimensions, types and strides; of sends, receives and convolutions, values */
     uint8_t *traits; /* of each head that was classified */
     size_t traits_room;
     size_t classified, known_places, known_shapes; /* how many of each the next chunk finds */
@@ -87,7 +87,7 @@ typedef struct {
 #define NO_ID (-1)
 
 /* Changes with what scan() returns, so that an older build is not taken for this one. */
-#define SCANNER_LAYOUT 3
+#define SCANNER_LAYOUT 4
 
 void events_begin(Events *events, const uint64_t random[2], enum Frames frames);
 void events_end(Events *events);

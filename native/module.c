@@ -101,7 +101,7 @@ static PyObject *scanner_scan(Scanner *self, PyObject *args)
         as_bytes(&events->waits, sizeof(Waited)), as_bytes(&events->shaped, sizeof(Shaped)),
         as_bytes(&events->collectives, sizeof(Collective)), as_bytes(&events->metadata, sizeof(Span)),
         new_keys(&events->heads, events->classified, 4),
-        new_keys(&events->places, events->known_places, 4), new_keys(&events->shapes, events->known_shapes, 3));
+        new_keys(&events->places, events->known_places, 4), new_keys(&events->shapes, events->known_shapes, 4));
 }
 
 PyDoc_STRVAR(classify_doc, "classify(traits)\n--\n\nKeep what was new in the last chunk; one byte for each new head.");

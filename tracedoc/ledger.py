@@ -45,6 +45,7 @@ CAUSE_WORDS: dict[str, str] = {
     "compute.loss": "a loss of separate kernels",
     "compute.fusion": "chains of unfused kernels",
     "compute.recompute": "recomputation of activations",
+    "compute.padding": "padding of batches",
 }
 """What each cause is, in plain words, by its id."""
 

@@ -61,7 +61,8 @@ class KernelRow(msgspec.Struct, frozen=True):
     """The kernels of one name in the analysed step.
 
     Of those whose work is known ``tflops`` and ``gbps`` are the rates, and ``lost_ms`` is what they take
-    beyond what their work takes at what the device reaches in practice; ``None`` where it is not known.
+    beyond what their work takes at what the device reaches in practice, at the least; ``lost_most_ms`` at the
+    most, as far as that is known of the device. ``None`` where it is not known.
     """
 
     name: str
@@ -71,6 +72,7 @@ class KernelRow(msgspec.Struct, frozen=True):
     tflops: float | None = None
     gbps: float | None = None
     lost_ms: float | None = None
+    lost_most_ms: float | None = None
 
 
 class PhaseRow(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -119,6 +119,15 @@ def format_percent(value: float) -> str:
     if 0 < abs(percent) < 0.95:
         return f"{percent:.1f} %"
     return f"{percent:.0f} %"
+
+
+def format_between(low: float, high: float, write: Callable[[float], str]) -> str:
+    """Return a range, its unit once if both ends have one: ``29 to 35 %``; one number if both read alike."""
+    first, last = write(low), write(high)
+    number, _, unit = first.rpartition(" ")
+    if first == last:
+        return last
+    return f"{number if number and last.endswith(f' {unit}') else first} to {last}"
 
 
 def format_bytes(value: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 import tracedoc
 from tracedoc.testing import TraceBuilder
-from tracedoc.timeline.operator_work import work_of
+from tracedoc.timeline.operator_work import Work, work_of
 from tracedoc.trace.columns import Shapes, Trace
 from tracedoc.trace.tables import _SHAPED_OPS
 
@@ -35,6 +35,8 @@ CASES = [
     # 6 rows in groups, each times one of two matrices 5 x 7
     ("aten::_grouped_mm", [[6, 5], [2, 5, 7], [2]], [BF16, BF16, "int"], 420, 2 * (30 + 70 + 42)),
     ("aten::_scaled_grouped_mm", [[6, 5], [2, 5, 7]], ["c10::Float8_e4m3fn"] * 2, 420, 30 + 70 + 2 * 42),
+    # its gradient: 6 rows are summed over in two groups, for each a matrix 5 x 7
+    ("aten::_grouped_mm", [[5, 6], [6, 7], [2]], [BF16, BF16, "int"], 420, 2 * (30 + 42 + 2 * 35)),
     ("aten::mv", [[3, 5], [5]], [F32] * 2, 30, 4 * (15 + 5 + 3)),
     ("aten::addmv_", [[3], [3, 5], [5]], [F32] * 3, 30, 4 * (3 + 15 + 5 + 3)),
     ("aten::dot", [[5], [5]], [F32] * 2, 10, 4 * (5 + 5 + 1)),
@@ -49,6 +51,8 @@ CASES = [
     ),
     # heads behind the sequence
     ("flash_attn::_flash_attn_forward", [QS, KS, KS], [BF16] * 3, 9240, 3168),
+    ("flash_attn_3::fwd", [QS, KS, KS], [BF16] * 3, 9240, 3168),
+    ("flash_attn_3::bwd", [QS, QS, KS, KS], [BF16] * 4, 23100, 2 * 3168),
     ("flash_attn::_flash_attn_backward", [QS, QS, KS, KS], [BF16] * 4, 23100, 2 * 3168),
     # 8 x 5 x 5 places, each 32 x 16 x 3 x 3 products
     ("aten::convolution", [X, W], [BF16] * 2, 2 * 200 * 4608, 2 * (12800 + 4608 + 6400), CONV),
@@ -71,7 +75,12 @@ CASES = [
     ("aten::_softmax_backward_data", [[4, 6], [4, 6]], [BF16] * 2, 4 * 24, 2 * 72),
     ("aten::nll_loss_forward", [[4, 6], [4]], [F32, I64], 4, 4 * 4 + 4 * 8),
     ("aten::nll_loss_backward", [[], [4, 6], [4]], [F32, F32, I64], 4, 24 * 4 + 4 * 8),
-    # tables
+    # a difference, its square and a sum; backward two factors more
+    ("aten::mse_loss", [[4, 6], [4, 6]], [F32] * 2, 3 * 24, 4 * 48),
+    ("aten::mse_loss_backward", [[], [4, 6], [4, 6]], [F32] * 3, 3 * 24, 4 + 4 * 72),
+    ("aten::max_pool2d_with_indices", [[2, 3, 4, 4]], [F32], 96, 4 * 96),
+    # tables: 10 rows of 16 become 3 sums
+    ("aten::_embedding_bag", [[100, 16], [10], [3]], [BF16, I64, I64], 160, 13 * 8 + 2 * (160 + 48)),
     ("aten::embedding", [[100, 16], [2, 5]], [BF16, I64], 0, 10 * 8 + 2 * 2 * 160),
     ("aten::index_select", [[100, 16], [], [10]], [BF16, "Scalar", I64], 0, 10 * 8 + 2 * 2 * 160),
     ("aten::embedding_dense_backward", [[2, 5, 16], [2, 5]], [BF16, I64], 160, 2 * 2 * 160 + 10 * 8),
@@ -96,6 +105,9 @@ CASES = [
     ("aten::cat", [[[4, 6], [4, 2]]], ["float"], 0, 2 * 4 * 32),
     # 24 + 6 parameters, whose type a list does not tell
     ("aten::_foreach_add_", [[[4, 6], [6]]], ["TensorList"], 30, None),
+    ("aten::_foreach_add_", [[[4, 6], [6]]] * 2, [F32] * 2, 30, 4 * 3 * 30),
+    ("aten::_foreach_mul_", [[[4, 6], [6]], []], [F32, "Scalar"], 30, 4 * 2 * 30),
+    ("aten::_foreach_copy_", [[[4, 6], [6]]] * 2, [F32] * 2, 0, 4 * 2 * 30),
     ("aten::_fused_adamw_", [[[4, 6], [6]]] * 4, ["TensorList"] * 4, 15 * 30, None),
     ("aten::_fused_adamw_", [[[4, 6], [6]]] * 4, [F32] * 4, 15 * 30, 4 * 7 * 30),
     ("triton_poi_fused_add_gelu_3", [[4, 6], [4, 6], []], [BF16, BF16, "Scalar"], 0, 2 * 48),
@@ -108,6 +120,68 @@ def test_work_follows_from_shapes(case: tuple) -> None:
     work = work_of(name, Shapes(tuple(dims), tuple(types), tuple(values[0]) if values else ()))
     assert work is not None
     assert (work.flops, work.nbytes) == (flops, nbytes)
+
+
+def with_strides(name: str, dims: list, strides: list, types: list | None = None) -> Work:
+    work = work_of(name, Shapes(tuple(dims), tuple(types or [BF16] * len(dims)), (), tuple(strides)))
+    assert work is not None
+    return work
+
+
+def test_what_is_expanded_is_read_once() -> None:
+    """A bias of 6 values, expanded to four rows, and one matrix for a batch of eight."""
+    added = with_strides("aten::add", [[4, 6], [4, 6]], [[6, 1], [0, 1]])
+    assert (added.flops, added.nbytes) == (24, 2 * (24 + 6 + 24))
+    batched = with_strides("aten::bmm", [[8, 3, 5], [8, 5, 7]], [[15, 5, 1], [0, 7, 1]])
+    assert (batched.flops, batched.nbytes) == (8 * 210, 2 * (8 * 15 + 35 + 8 * 21))
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "strides", "types", "reorders"),
+    [
+        ("transposed", [[4, 6], [4, 6]], [[6, 1], [1, 4]], None, True),
+        ("NHWC to NCHW", [[2, 3, 4, 5]] * 2, [[60, 20, 5, 1], [60, 1, 15, 3]], None, True),
+        (
+            "heads swapped with the sequence",
+            [[2, 3, 5, 8]] * 2,
+            [[120, 40, 8, 1], [120, 8, 24, 1]],
+            None,
+            True,
+        ),
+        ("rows cut out of wider ones", [[4, 6], [4, 6]], [[6, 1], [12, 1]], None, False),
+        ("both transposed", [[4, 6], [4, 6]], [[1, 4], [1, 4]], None, False),
+        ("a dimension of one element", [[4, 1, 6]] * 2, [[6, 6, 1], [6, 1, 1]], None, False),
+        ("spread over rows", [[4, 6], [4, 6]], [[6, 1], [0, 1]], None, False),
+        ("changed in type as well", [[4, 6], [4, 6]], [[6, 1], [1, 4]], [BF16, F32], False),
+        ("without strides", [[4, 6], [4, 6]], [], None, False),
+    ],
+)
+def test_a_copy_between_two_orders_only_reorders(
+    name: str, dims: list, strides: list, types: list | None, reorders: bool
+) -> None:
+    assert with_strides("aten::copy_", dims, strides, types).reorders == reorders, name
+
+
+@pytest.mark.parametrize(
+    ("dims", "strides", "misfit"),
+    [
+        # 1003 rows lie one after the other in both, and in the result: rows are 64, 128 and 128 long
+        ([[1003, 64], [64, 128]], [[64, 1], [128, 1]], False),
+        ([[1003, 64], [64, 128]], [], True),
+        # of a weight gradient the 1003 are summed over: its first factor lies transposed
+        ([[64, 1003], [1003, 128]], [[1, 64], [128, 1]], False),
+        ([[64, 1003], [1003, 128]], [[1003, 1], [128, 1]], True),
+        # the head of a vocabulary of 50,257: the result has rows of that length, or is read along them
+        ([[64, 128], [128, 50257]], [[128, 1], [1, 128]], True),
+        ([[64, 50257], [50257, 128]], [[50257, 1], [128, 1]], True),
+        # padded to 50,304: rows begin at multiples of 8, but are no longer than they were
+        ([[64, 50257], [50257, 128]], [[50304, 1], [128, 1]], True),
+        # a slice of wider rows, which begin anywhere
+        ([[64, 64], [64, 128]], [[100, 1], [128, 1]], True),
+    ],
+)
+def test_rows_in_memory_decide_whether_a_product_fits(dims: list, strides: list, misfit: bool) -> None:
+    assert with_strides("aten::mm", dims, strides).misfit == misfit
 
 
 @pytest.mark.parametrize(
@@ -143,10 +217,15 @@ PUBLISHED = [
     ("aten::clamp_min_", [[10, 64, 56, 56]], 0.00200704, 7.65625),
     ("aten::add_", [[10, 64, 56, 56], [10, 64, 56, 56]], 0.00200704, 11.484375),
     ("aten::threshold_backward", [[10, 128, 28, 28], [10, 128, 28, 28]], 0.00100352, 5.7421875),
+    ("aten::convolution", [[10, 256, 14, 14], [256, 256, 3, 3]], 2.31211008, 3.0390625),
+    ("aten::convolution", [[10, 128, 28, 28], [128, 128, 3, 3]], 2.31211008, 4.109375),
+    ("aten::sum", [[10, 1000]], 1e-5, 0.019075393676757812),
+    ("aten::mean", [[10, 512, 7, 7]], 0.00025088, 0.4785175323486328),
     # TraceLens counts an operation for each element that is copied, and five, not seven, in a normalisation.
     ("aten::copy_", [[512, 512, 3, 3], [512, 512, 3, 3]], 0.0, 9.0),
     ("aten::native_batch_norm", [[10, 64, 56, 56]], 0.010035584 * 7 / 5, 7.656982421875),
     ("aten::native_batch_norm_backward", [[10, 64, 56, 56]] * 2, 0.01806336 * 13 / 9, 11.48486328125),
+    ("aten::native_batch_norm_backward", [[10, 64, 112, 112]] * 2, 0.07225344 * 13 / 9, 45.93798828125),
 ]  # fmt: skip
 
 
@@ -197,11 +276,11 @@ def test_kernels_that_reorder_do_none_of_a_convolution(resnet: Trace) -> None:
 def test_lists_have_the_types_that_their_kernels_are_named_after(
     operator: str, functor: str, mib: int, tmp_path: Path
 ) -> None:
-    """A list of 2^20 elements: Adam reads four numbers of each and writes three, a copy two of two types."""
+    """Lists of 2^20 elements: Adam reads four numbers of each and writes three, a copy two of two types."""
     kernel = f"void at::native::multi_tensor_apply_kernel<TensorListMetadata<4>, at::native::{functor}>"
     builder = TraceBuilder().step(1, 0, 100)
     builder.kernel(
-        kernel, 10, 20, launch_ms=1, op=operator, dims=[[[1024, 512], [1024, 512]]], types=["TensorList"]
+        kernel, 10, 20, launch_ms=1, op=operator, dims=[[[1024, 512]] * 2] * 2, types=["TensorList"] * 2
     )
     builder.write(tmp_path / "rank-0.json")
     work = tracedoc.build_timeline(tracedoc.load(tmp_path / "rank-0.json")).work

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.trace.devices import DEVICE_PEAKS, device_peak
+from tracedoc.trace.devices import DEVICE_PEAKS, device_peak, multiprocessor
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,50 @@ def test_peaks_that_differ_between_neighbours() -> None:
 def test_only_what_has_bf16_tensor_cores_states_a_bf16_peak() -> None:
     without = {key for key, peak in DEVICE_PEAKS.items() if peak.bf16_tflops is None}
     assert without == {"v100", "v100 pcie", "t4"}
+
+
+# Multiprocessors as data sheets have them, and the compute capability.
+LISTED = [
+    ("v100", "Tesla V100-SXM2-32GB", 80, (7, 0)),
+    ("t4", "Tesla T4", 40, (7, 5)),
+    ("a100", "NVIDIA A100-SXM4-40GB", 108, (8, 0)),
+    ("a30", "NVIDIA A30", 56, (8, 0)),
+    ("a10", "NVIDIA A10", 72, (8, 6)),
+    ("a40", "NVIDIA A40", 84, (8, 6)),
+    ("rtx 3080", "NVIDIA GeForce RTX 3080", 68, (8, 6)),
+    ("rtx 3090", "NVIDIA GeForce RTX 3090", 82, (8, 6)),
+    ("l4", "NVIDIA L4", 58, (8, 9)),
+    ("l40s", "NVIDIA L40S", 142, (8, 9)),
+    ("rtx 4090", "NVIDIA GeForce RTX 4090", 128, (8, 9)),
+    ("h100", "NVIDIA H100 80GB HBM3", 132, (9, 0)),
+    ("h100 pcie", "NVIDIA H100 PCIe", 114, (9, 0)),
+    ("h200", "NVIDIA H200", 132, (9, 0)),
+    ("b200", "NVIDIA B200", 148, (10, 0)),
+    ("rtx 5090", "NVIDIA GeForce RTX 5090", 170, (12, 0)),
+]
+
+
+@pytest.mark.parametrize("listed", LISTED, ids=lambda one: one[0])
+def test_ranges_by_capability_hold_what_data_sheets_say(listed: tuple) -> None:
+    """The table of multiprocessors is for devices that are not listed; of those that are it must be right."""
+    key, name, count, capability = listed
+    peak, one = DEVICE_PEAKS[key], multiprocessor(name, *capability)
+    assert one is not None
+    slow, fast = (count * one.tensor * ghz / 1e3 for ghz in one.clock_ghz)
+    assert slow * 0.99 <= peak.fp16_tflops <= fast * 1.01
+    narrow, wide = (count * gbps for gbps in one.memory_gbps)
+    assert narrow * 0.99 <= peak.hbm_gbps <= wide * 1.01
+    if peak.fp32_tflops:
+        assert one.tensor / one.plain == pytest.approx(peak.fp16_tflops / peak.fp32_tflops, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("name", "capability"),
+    [
+        ("NVIDIA GeForce GTX 1660", (7, 5)),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", (8, 9)),
+        ("NVIDIA Thor", (11, 0)),
+    ],
+)
+def test_devices_of_which_a_capability_says_nothing(name: str, capability: tuple) -> None:
+    assert multiprocessor(name, *capability) is None

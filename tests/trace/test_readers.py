@@ -83,7 +83,8 @@ ODD_VALUES: list[Any] = [
 FIELDS = ["ph", "cat", "name", "pid", "tid", "ts", "dur", "args"]
 ARGUMENTS = [
     "External id", "external id", "correlation", "device", "stream", "bytes", "grid", "Collective name",
-    "Input Dims", "Input type", "wait_on_stream", "wait_on_cuda_event_record_corr_id", "Device Type", "note",
+    "Input Dims", "Input type", "Input Strides", "wait_on_stream", "wait_on_cuda_event_record_corr_id",
+    "Device Type", "note",
 ]  # fmt: skip
 
 

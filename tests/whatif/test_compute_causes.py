@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tests.whatif.test_ledger import ledger_of, of, one_of
+from tests.whatif.test_ledger import UPDATE, ledger_of, of, one_of
 from tracedoc import Options
 from tracedoc.testing import TraceBuilder
+from tracedoc.testing.cases import write_job
 
 PRODUCT = "nvjet_tst_128x128_gemm"
 ADD = "void at::native::vectorized_elementwise_kernel<4, add>"
@@ -63,6 +64,17 @@ def test_copies_that_make_tensors_contiguous_go(tmp_path: Path) -> None:
     """All of them likely, half of them surely."""
     contiguous = {"op": "aten::contiguous"}
     ledger = ledger_of(tmp_path, drawn((PRODUCT, 40.0), ("elementwise", 20.0, contiguous), (PRODUCT, 40.0)))
+    assert one_of(ledger, "compute.layout").alone_ms == pytest.approx((10.0, 20.0, 20.0), abs=0.05)
+
+
+def test_copies_between_two_orders_go(tmp_path: Path) -> None:
+    """By the strides of what is copied, whichever operator asked for it."""
+    words = {"dims": [[512, 512], [512, 512]], "types": BF16, "op": "aten::copy_"}
+    transposed = words | {"strides": [[512, 1], [1, 512]]}
+    plain = words | {"strides": [[512, 1], [1024, 1]]}
+    ledger = ledger_of(
+        tmp_path, drawn((PRODUCT, 40.0), (ADD, 20.0, transposed), (PRODUCT, 30.0), (ADD, 10.0, plain))
+    )
     assert one_of(ledger, "compute.layout").alone_ms == pytest.approx((10.0, 20.0, 20.0), abs=0.05)
 
 
@@ -160,6 +172,31 @@ def test_an_optimizer_of_single_operators_reads_its_values_again(tmp_path: Path)
         return start + 50.0
 
     assert one_of(ledger_of(tmp_path, draw), "compute.optimizer").alone_ms[1] == pytest.approx(5.0, abs=0.1)
+
+
+def test_padding_takes_a_share_of_both_passes(tmp_path: Path) -> None:
+    """Half of each batch is padding. Of 80 ms in both passes 35.6 go if twice the work takes 1.8 times it.
+
+    At the most half of them; the optimizer stays.
+    """
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel(PRODUCT, start, start + 40, launch_ms=start - 0.01)
+        builder.backward(start + 0.02, start + 0.1)
+        builder.kernel(PRODUCT, start + 40, start + 80, launch_ms=start + 0.03, thread="autograd")
+        builder.optimizer(start + 0.15, start + 0.3)
+        builder.kernel(UPDATE, start + 80, start + 100, launch_ms=start + 0.2)
+        builder.runtime("cudaDeviceSynchronize", start + 0.35, start + 100.01)
+        return start + 100.0
+
+    window = {"loader": {"wall_us": 500_000, "tokens": [[60, 100], [40, 100]]}}
+    write_job(tmp_path, (0, 1), {"window": window}, "")
+    padding = one_of(ledger_of(tmp_path, draw), "compute.padding")
+    assert padding.alone_ms == pytest.approx((31.1, 35.6, 40.0), abs=0.2)
+    answer = tracedoc.predict([tmp_path], ["less-padding share=0.5"], options=Options(jobs=1))
+    assert answer.alone[0].gain_ms == pytest.approx((30.0, 35.6, 40.0), abs=0.2)
+    (told,) = [one for one in tracedoc.diagnose(tmp_path).findings if one.rule_id == "padding-waste"]
+    assert (told.severity, told.gain.size_ms) == ("warning", pytest.approx(35.6, abs=0.2))
 
 
 def test_products_outside_the_tensor_cores_cost_what_the_peaks_say(tmp_path: Path) -> None:

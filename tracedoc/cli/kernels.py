@@ -12,7 +12,7 @@ from tracedoc.cli.reading import Reading, reading_options, run_measurement
 from tracedoc.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tracedoc.step.kernels.groups import KernelGroup
     from tracedoc.timeline.build import RankTimeline
@@ -97,10 +97,13 @@ def _csv(rows: Sequence[KernelGroup]) -> str:
 def _table(rows: Sequence[KernelGroup], by: str) -> str:
     from tracedoc.report.charts.detail_tables import short_name
     from tracedoc.report.texts import one_line, plain
-    from tracedoc.units import format_ms, format_percent, three_digits
+    from tracedoc.units import format_between, format_ms, format_percent, three_digits
 
-    def cell(value: float | None, write: object = three_digits) -> str:
-        return "" if value is None else write(value)  # type: ignore[operator]
+    def cell(value: float | None) -> str:
+        return "" if value is None else three_digits(value)
+
+    def between(least: float | None, most: float | None, write: Callable[[float], str]) -> str:
+        return "" if least is None or most is None else format_between(least, most, write)
 
     total = sum(row.time_ms for row in rows)
     if not rows:
@@ -116,8 +119,8 @@ def _table(rows: Sequence[KernelGroup], by: str) -> str:
                 format_percent(row.time_ms / total if total else 0.0),
                 cell(row.tflops),
                 cell(row.gbps),
-                cell(row.reached_frac, format_percent),
-                cell(row.lost_ms, format_ms),
+                between(row.reached_least_frac, row.reached_most_frac, format_percent),
+                between(row.lost_least_ms, row.lost_most_ms, format_ms),
             )
         )
     widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]

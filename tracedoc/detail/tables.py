@@ -57,7 +57,7 @@ def kernel_rows(digest: RankDigest) -> tuple[KernelRow, ...]:
     kernels = digest.kernels
     rates = [
         [None if one == NOT_KNOWN else one for one in column.tolist()]
-        for column in (kernels.tflops, kernels.gbps, kernels.lost_ms)
+        for column in (kernels.tflops, kernels.gbps, kernels.lost_ms, kernels.lost_most_ms)
     ]
     return tuple(
         KernelRow(name, category.value, calls, time_ns / 1e6, *rated)

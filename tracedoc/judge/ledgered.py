@@ -39,8 +39,9 @@ MOSTLY_WARM_UP = 0.5
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning."""
 
-BY_DEFAULT = ("compute.fusion",)
-"""Causes that every script has which is not compiled: a level less severe than what they cost."""
+BY_DEFAULT = ("compute.fusion", "compute.padding")
+"""Causes that every script has which is not compiled, or packs no samples: a level less severe than what
+they cost."""
 
 WITHIN = ("link.slow",)
 """Causes that a rule about their whole family does not tell, though they bound its gain: they have a mend of

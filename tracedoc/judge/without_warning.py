@@ -11,9 +11,9 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.ledgered import INHERENT, WORTH
 from tracedoc.ledger import Ledger, LedgerCause
-from tracedoc.topics.compute.rank import reached_frac
+from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
-from tracedoc.units import format_ms, format_percent, format_step_change, lowered
+from tracedoc.units import format_between, format_ms, format_percent, format_step_change, lowered
 
 CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
 """What the first line says of a CPU step that is mostly idle for a reason that no rule looks for."""
@@ -165,8 +165,11 @@ def compute_bound(
     """The sentence for a run that is compute-bound, with what of its compute is ``lost``, and to what."""
     compute = number(measurements, compute_ms) or 0.0
     share = format_percent(compute / step)
-    exposed, reached = number(measurements, exposed_comm_ms), number(measurements, reached_frac)
-    rate = "" if reached is None else f" at {format_percent(reached)} of what this GPU reaches"
+    exposed = number(measurements, exposed_comm_ms)
+    least, most = number(measurements, reached_frac), number(measurements, reached_most_frac)
+    rate = ""
+    if least is not None and most is not None:
+        rate = f" at {format_between(least, most, format_percent)} of what this GPU reaches"
     if lost and compute:
         alone = (run.world_size or 1) == 1 or exposed is None or exposed >= WORTH * step
         hidden = "" if alone else ", communication is hidden"

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.trace.columns import Device
 from tracedoc.trace.devices import (
     MEMORY_REACHED,
-    TENSOR_SPEEDUPS,
     DevicePeak,
+    Multiprocessor,
     device_peak,
     matrix_reached,
+    multiprocessor,
 )
 from tracedoc.values import Unknown
 
@@ -53,28 +55,42 @@ def half_tflops(timeline: RankTimeline) -> float | Unknown:
     return peak.bf16_tflops or peak.fp16_tflops or Unknown("the device has no 16-bit tensor cores")
 
 
-def tensor_speedup(timeline: RankTimeline) -> tuple[float, float] | Unknown:
-    """How many times as fast 16 bits on tensor cores are as fp32 on plain ones: at the least and at the most.
+def tensor_speedup(timeline: RankTimeline) -> float | Unknown:
+    """How many times as fast 16 bits on tensor cores are as fp32 on plain ones.
 
     By the table of devices, else by the compute capability, which a whole family of devices shares.
     """
     peak = judged_peak(timeline)
     if not isinstance(peak, Unknown) and peak.fp32_tflops:
-        half = peak.bf16_tflops or peak.fp16_tflops or 0.0
-        return half / peak.fp32_tflops, half / peak.fp32_tflops
+        return (peak.bf16_tflops or peak.fp16_tflops or 0.0) / peak.fp32_tflops
+    one = _multiprocessor(timeline)
+    if one is not None:
+        return one.tensor / one.plain
+    return peak if isinstance(peak, Unknown) else Unknown("the rate of its plain cores is not known")
+
+
+def _judged(timeline: RankTimeline) -> Device | None:
+    """What the trace says of the judged device."""
     devices = timeline.trace.info.devices
     mine = [one for one in devices if one.index == timeline.device] or devices[:1]
-    # Turing was made without tensor cores as well.
-    if not mine or timeline.trace.info.vendor != "nvidia" or "GTX" in mine[0].name:
-        return peak if isinstance(peak, Unknown) else Unknown("the rate of its plain cores is not known")
-    capability = (mine[0].compute_major or 0, mine[0].compute_minor or 0)
-    return TENSOR_SPEEDUPS.get(capability) or unlisted(mine[0].name)
+    return mine[0] if mine and timeline.trace.info.vendor == "nvidia" else None
+
+
+def _multiprocessor(timeline: RankTimeline) -> Multiprocessor | None:
+    device = _judged(timeline)
+    return device and multiprocessor(device.name, device.compute_major or 0, device.compute_minor or 0)
+
+
+def is_before_ampere(timeline: RankTimeline) -> bool:
+    """True for a device of NVIDIA whose tensor cores know neither bf16 nor TF32."""
+    device = _judged(timeline)
+    return device is not None and 0 < (device.compute_major or 0) < AMPERE
 
 
 class Rates(msgspec.Struct, frozen=True):
     """What a device reaches in practice: operations a nanosecond by format of matrices, bytes a nanosecond.
 
-    ``matrix`` holds the middle of what is known; 0 where a format is not supported or not listed.
+    A format that is not supported or not listed has 0.
     """
 
     matrix: Mapping[str, float]
@@ -91,12 +107,46 @@ class Rates(msgspec.Struct, frozen=True):
         return least
 
 
-def device_rates(timeline: RankTimeline) -> Rates | Unknown:
-    """What the judged device reaches, from the table of devices and of what they reach of their peaks."""
-    peak = judged_peak(timeline)
-    if isinstance(peak, Unknown) or not peak.hbm_gbps:
-        return peak if isinstance(peak, Unknown) else unlisted(device_name(timeline))
-    share = sum(matrix_reached(device_name(timeline))) / 2
+def device_rates(timeline: RankTimeline) -> tuple[Rates, Rates] | Unknown:
+    """What the judged device reaches at the most and at the least.
+
+    From the tables of devices and of what they reach of their peaks. Of a device that is not listed, from its
+    compute capability and how many multiprocessors it has.
+    """
+    peak, name = judged_peak(timeline), device_name(timeline)
+    least, most = matrix_reached(name)
+    if not isinstance(peak, Unknown):
+        return (_rates(peak, most), _rates(peak, least)) if peak.hbm_gbps else unlisted(name)
+    device, one = _judged(timeline), _multiprocessor(timeline)
+    if device is None or one is None or not device.multiprocessors:
+        return peak
+    (slow, fast), (narrow, wide) = one.clock_ghz, one.memory_gbps
+    return (
+        _rates(_peak_of(device, one, fast, wide), most),
+        _rates(_peak_of(device, one, slow, narrow), least),
+    )
+
+
+def _peak_of(device: Device, one: Multiprocessor, ghz: float, gbps: float) -> DevicePeak:
+    """The peaks of a device by its multiprocessors, at a clock and with so much bandwidth for each."""
+    count = device.multiprocessors or 0
+    half, ampere = count * one.tensor * ghz / 1e3, (device.compute_major or 0) >= AMPERE
+    return DevicePeak(
+        bf16_tflops=half if ampere else None,
+        fp16_tflops=half,
+        tf32_tflops=half / 2 if ampere else None,
+        fp8_tflops=half * 2 if (device.compute_major, device.compute_minor) >= ADA else None,
+        fp32_tflops=count * one.plain * ghz / 1e3,
+        hbm_gbps=count * gbps,
+        link_gbps=None,
+    )
+
+
+AMPERE, ADA = 8, (8, 9)
+"""Compute capabilities from which on tensor cores know bf16 and TF32, and fp8."""
+
+
+def _rates(peak: DevicePeak, share: float) -> Rates:
     peaks = {
         "bf16": peak.bf16_tflops,
         "fp16": peak.fp16_tflops,
@@ -104,10 +154,8 @@ def device_rates(timeline: RankTimeline) -> Rates | Unknown:
         "fp8": peak.fp8_tflops,
         "fp32": peak.fp32_tflops,
     }
-    return Rates(
-        {name: 1e3 * share * (tflops or 0.0) for name, tflops in peaks.items()},
-        MEMORY_REACHED * peak.hbm_gbps,
-    )
+    matrix = {name: 1e3 * share * (tflops or 0.0) for name, tflops in peaks.items()}
+    return Rates(matrix, MEMORY_REACHED * (peak.hbm_gbps or 0.0))
 
 
 def unlisted(device: str) -> Unknown:

@@ -14,6 +14,7 @@ from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents
 from tracedoc.step.program import UNKNOWN_SHARE, Doing, Group, Indices, RankProgram
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.host import dtensor_dispatch
 from tracedoc.timeline.lags import CPU_IDLE_NS
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
@@ -100,6 +101,8 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
     found: dict[Doing, Spans] = {}
     if timeline.units is not None:
         found[Doing.HOOKS] = timeline.units.units.hooks
+    if not timeline.is_cpu:
+        found[Doing.DISPATCHING] = dtensor_dispatch(timeline)
     optimizer = cpu_optimizer_spans(timeline)
     if offloads(timeline, optimizer):
         found[Doing.OFFLOADED] = optimizer

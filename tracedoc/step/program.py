@@ -57,6 +57,7 @@ class Doing(IntEnum):
     COLLECTING = 5  # Python collects garbage
     NOTHING = 6  # on a CPU: no operator runs, and nothing is waited for
     RECOMPUTING = 7  # on a CPU: activations are computed again
+    DISPATCHING = 8  # gradients are clipped, or parameters updated, that are DTensors
 
 
 class Group(IntEnum):

@@ -48,8 +48,8 @@ MAX_KERNEL_NAMES = 60
 class KernelTable(msgspec.Struct, frozen=True, eq=False):
     """The kernels of the judged step by name, those with most time first, as columns.
 
-    ``tflops``, ``gbps`` and ``lost_ms`` are those of a :class:`tracedoc.step.kernels.groups.KernelGroup`, -1
-    where they are not known.
+    ``tflops``, ``gbps`` and what is lost, at the least and at the most, are those of a
+    :class:`tracedoc.step.kernels.groups.KernelGroup`, -1 where they are not known.
     """
 
     names: tuple[str, ...] = ()
@@ -59,6 +59,7 @@ class KernelTable(msgspec.Struct, frozen=True, eq=False):
     tflops: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
     gbps: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
     lost_ms: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
+    lost_most_ms: Floats = msgspec.field(default_factory=lambda: np.zeros(0))
 
 
 class StepDigest(msgspec.Struct, frozen=True, eq=False):
@@ -346,11 +347,12 @@ def _kernel_table(timeline: RankTimeline) -> KernelTable:
     times = np.bincount(inverse, weights=trace.dur_ns[rows], minlength=names.size)
     order = np.argsort(-times, kind="stable")[:MAX_KERNEL_NAMES]
     kept = names[order].tolist()
-    tflops, gbps, lost = (column[order] for column in rates_by_name(timeline, names))
+    tflops, gbps, lost = (column[..., order] for column in rates_by_name(timeline, names))
     return KernelTable(
         tflops=tflops,
         gbps=gbps,
-        lost_ms=lost,
+        lost_ms=lost[0],
+        lost_most_ms=lost[1],
         names=tuple(trace.names[name][:300] for name in kept),
         categories=tuple(events.categories[name] for name in kept),
         calls=calls[order],

@@ -17,7 +17,7 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.kernels import MATRIX, KernelCategory, matrix_format
 from tracedoc.values import Unknown
 
@@ -137,7 +137,7 @@ def _waste_of(timeline: RankTimeline, device: Lined) -> WasteTable:
         Waste.ATTENTION: np.where(
             launched_within(trace, attention_parts(trace), device.launch_rows), 1.0, 0.0
         ),
-        Waste.LAYOUT: _reordered(trace, device),
+        Waste.LAYOUT: _reordered(timeline, device),
         Waste.LOSS: np.where(launched_within(trace, _losses(trace), device.launch_rows), LOSS_AGAIN, 0.0),
         Waste.FP32: _plain(timeline, device, kernels),
         Waste.SHAPES: _misfit(timeline, device),
@@ -150,12 +150,19 @@ def _waste_of(timeline: RankTimeline, device: Lined) -> WasteTable:
     return WasteTable(why, np.rint(share * length).astype(np.int64))
 
 
-def _reordered(trace: Trace, device: Lined) -> npt.NDArray[np.float64]:
-    """All of what kernels take that only reorder a tensor: for a convolution, or to make it contiguous."""
+def _reordered(timeline: RankTimeline, device: Lined) -> npt.NDArray[np.float64]:
+    """All of what kernels take that only reorder a tensor: for a convolution, or to make it contiguous.
+
+    By their names, by the operator around them, or by the strides of what is copied.
+    """
+    trace, work = timeline.trace, timeline.work
     calls = trace.rows_named(_CONTIGUOUS.__eq__, Kind.CPU_OP)
     copied = launched_within(
         trace, (trace.ts_ns[calls], trace.end_ns[calls], trace.thread[calls]), device.launch_rows
     )
+    if work is not None and work.operators.reorders.any():
+        operators = work.operators
+        copied |= is_among(work.of(device.rows)[0], operators.rows[operators.reorders])
     return np.where(copied | trace.named_among(device.rows, is_reordering), 1.0, 0.0)
 
 
@@ -237,13 +244,13 @@ def _plain(timeline: RankTimeline, device: Lined, kernels: Mask) -> npt.NDArray[
     Products with a vector read each number once, and tensor cores would not help.
     """
     ratio = tensor_speedup(timeline)
-    if isinstance(ratio, Unknown) or ratio[0] <= 1:
+    if isinstance(ratio, Unknown) or ratio <= 1:
         return np.zeros(kernels.size)
     categories = timeline.events.categories
     plain = np.zeros(len(timeline.trace.names) + 1, dtype=bool)
     for name_id, category in categories.items():
         plain[name_id] = category in MATRIX and is_plain(timeline.trace.names[name_id])
-    return np.where(kernels & plain[timeline.trace.name[device.rows]], 1.0 - 1.0 / ratio[0], 0.0)
+    return np.where(kernels & plain[timeline.trace.name[device.rows]], 1.0 - 1.0 / ratio, 0.0)
 
 
 def is_plain(name: str) -> bool:

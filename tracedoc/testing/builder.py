@@ -179,6 +179,7 @@ class TraceBuilder:
         op: str = "aten::mm",
         dims: Sequence[object] | None = None,
         types: Sequence[str] | None = None,
+        strides: Sequence[object] = (),
         within: Sequence[str] = (),
         grid: Sequence[int] = (132, 1, 1),
     ) -> TraceBuilder:
@@ -188,7 +189,7 @@ class TraceBuilder:
         has no launch in the file, like an early one. ``within`` are ranges around it, outermost first.
         """
         around: Around = [(range_name, "user_annotation", {}) for range_name in within]
-        around.append((op, "cpu_op", self._shapes(dims, types)))
+        around.append((op, "cpu_op", self._shapes(dims, types, strides=strides)))
         how = _How(stream, launch_ms, thread, linked)
         self._kernel(name, "cudaLaunchKernel", start_ms, end_ms, how, around, {"grid": list(grid)})
         return self
@@ -430,12 +431,17 @@ class TraceBuilder:
         return members
 
     def _shapes(
-        self, dims: Sequence[object] | None, types: Sequence[str] | None, values: Sequence[str] = ()
+        self,
+        dims: Sequence[object] | None,
+        types: Sequence[str] | None,
+        values: Sequence[str] = (),
+        strides: Sequence[object] = (),
     ) -> dict[str, object]:
         if dims is None:
             return {}
         self._has_shapes = True
         found = {"Input Dims": list(dims), "Input type": list(types or ["float"] * len(dims))}
+        found |= {"Input Strides": list(strides)} if strides else {}
         return found | ({"Concrete Inputs": list(values)} if values else {})
 
     def _host_event(

@@ -153,6 +153,33 @@ def optimizer_spans(timeline: RankTimeline) -> Spans:
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
 
 
+_OF_DTENSORS = re.compile(r"(?:Redistribute|_(?:To|From)TorchTensor)$|fsdp::")
+"""Operators that only run where parameters are DTensors: their own autograd functions, and those of FSDP2."""
+
+_NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})
+_CLIPS = "aten::_foreach_mul_"
+
+
+def dtensor_dispatch(timeline: RankTimeline) -> Spans:
+    """When the host clips gradients, or updates parameters, that are DTensors (FSDP2, tensor parallelism).
+
+    Each operator on them goes through Python that works out how its result is sharded. Clipping is from the
+    first norm behind a backward pass to the last product of lists before the optimizer.
+    """
+    trace, updates = timeline.trace, optimizer_spans(timeline)
+    if timeline.phases is None or not any(map(_OF_DTENSORS.match, trace.names)):
+        return Spans.empty()
+    norms, clips = (trace.rows_named(one, Kind.CPU_OP) for one in (_NORMS.__contains__, _CLIPS.__eq__))
+    first, last = trace.ts_ns[norms], trace.end_ns[clips]
+    found = []
+    for start in updates.starts.tolist():
+        since = max((end for _, end in timeline.phases.passes if end <= start), default=start)
+        begins, ends = (times[(times >= since) & (times <= start)] for times in (first, last))
+        if begins.size and ends.size:
+            found.append((int(begins[0]), int(ends[-1])))
+    return updates | Spans.from_pairs(found)
+
+
 # Before a collective ----------------------------------------------------------------------------
 
 PHASES = (

@@ -24,8 +24,8 @@ class OperatorWork(msgspec.Struct, frozen=True, eq=False):
     """The calls of operators whose work is known, in time order, but for those that hold such calls.
 
     ``flops`` and ``nbytes`` are those of :class:`Work` (NaN where bytes are not known), ``is_matrix`` tells
-    products, convolutions and attention, ``misfit`` those whose sizes fit no tile, and ``moved`` is how many
-    elements pass in a call on lists of tensors, else 0.
+    products, convolutions and attention, ``misfit`` those whose sizes fit no tile, ``reorders`` copies that
+    only reorder a tensor, and ``moved`` is how many elements pass in a call on lists of tensors, else 0.
     """
 
     rows: Rows
@@ -33,6 +33,7 @@ class OperatorWork(msgspec.Struct, frozen=True, eq=False):
     nbytes: Floats
     is_matrix: npt.NDArray[np.bool_]
     misfit: npt.NDArray[np.bool_]
+    reorders: npt.NDArray[np.bool_]
     moved: Floats
 
     def flops_between(self, trace: Trace, start_ns: int, end_ns: int) -> float:
@@ -142,13 +143,15 @@ def operator_work(trace: Trace) -> OperatorWork:
     nbytes = np.array([np.nan if one.nbytes is None else one.nbytes for one in found])[alike]
     is_matrix = np.array([one.is_matrix for one in found], dtype=bool)[alike]
     misfit = np.array([one.misfit for one in found], dtype=bool)[alike]
+    reorders = np.array([one.reorders for one in found], dtype=bool)[alike]
     moved = np.array([one.moved for one in found])[alike]
     known = ~np.isnan(flops)
     kept = np.zeros(rows.size, dtype=bool)
     for layer in (known & is_matrix, known & ~is_matrix):
         places = np.flatnonzero(layer)
         kept[places[_innermost(trace, rows[places])]] = True
-    return OperatorWork(rows[kept], flops[kept], nbytes[kept], is_matrix[kept], misfit[kept], moved[kept])
+    columns = (rows, flops, nbytes, is_matrix, misfit, reorders, moved)
+    return OperatorWork(*(column[kept] for column in columns))
 
 
 _UNKNOWN = Work(np.nan, None)

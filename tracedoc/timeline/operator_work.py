@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from math import prod
+from operator import mul
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.trace.columns import Shapes
 from tracedoc.trace.metadata import element_count
@@ -17,7 +20,7 @@ EIGHT_BIT_RESULT = 2
 
 ALIGNED = 8
 """Rows of 16-bit matrices of a multiple of this are loaded 16 bytes at once (NVIDIA, Matrix Multiplication
-Background, requirements of tensor cores)."""
+Background, requirements of tensor cores; cuBLAS documentation, Tensor Core Usage)."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -26,9 +29,11 @@ class Work(msgspec.Struct, frozen=True):
     ``nbytes`` is ``None`` where a type is not known. ``is_matrix`` marks products, convolutions and
     attention, of which 2 M N K operations count: a multiplication and an addition. A causal mask does not
     lessen those of attention. All else counts one operation for each arithmetic step and element, a function
-    (exp, rsqrt) as one. A product is a ``misfit`` where a size of its matrices in 16 bits is no multiple
-    of 8: tensor cores load 16 bytes at once. ``moved`` is how many elements pass, of lists of tensors alone:
-    the profiler records no types of these, but their kernels are named after them.
+    (exp, rsqrt) as one. A product is a ``misfit`` where rows of its matrices in 16 bits, as they lie in
+    memory, are no multiple of 8 long or apart: tensor cores load 16 bytes at once. Without strides any size
+    that is none counts. ``moved`` is how many elements pass, of lists of tensors alone: the profiler records
+    no types of these, but their kernels are named after them. A copy ``reorders`` where both tensors have
+    elements of one size, and their dimensions lie in memory in different orders.
     """
 
     flops: float
@@ -36,18 +41,48 @@ class Work(msgspec.Struct, frozen=True):
     is_matrix: bool = False
     misfit: bool = False
     moved: float = 0.0
+    reorders: bool = False
 
 
 class Tensor(msgspec.Struct, frozen=True):
-    """The extents of a tensor, and the bytes of one element (``None`` where its type is not known)."""
+    """The extents of a tensor, and the bytes of one element (``None`` where its type is not known).
+
+    ``strides`` are in elements, empty where they are not recorded.
+    """
 
     extents: tuple[int, ...]
     size: int | None
+    strides: tuple[int, ...] = ()
 
     @property
     def elements(self) -> int:
         """How many elements there are; 1 of a tensor without dimensions."""
         return prod(self.extents)
+
+    @property
+    def stored(self) -> int:
+        """How many of them lie in memory: what is expanded lies there once."""
+        if 0 not in self.strides:
+            return self.elements
+        return prod(extent for extent, stride in zip(self.extents, self.strides, strict=True) if stride)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions in the order in which they lie in memory, but those of one element or expanded."""
+        lying = zip(self.extents, self.strides, strict=False)
+        wide = [(-stride, place) for place, (extent, stride) in enumerate(lying) if extent > 1 and stride]
+        return tuple(place for _, place in sorted(wide))
+
+    def __str__(self) -> str:
+        """Its extents, and its strides unless it is contiguous: ``[3,5]``, ``[5,7]:[1,5]``."""
+        following = accumulate(reversed(self.extents[1:]), mul, initial=1)
+        dense = [*following][::-1] if self.extents else []
+        alike = all(
+            one in (stride, 0) or extent == 1
+            for extent, stride, one in zip(self.extents, self.strides, dense, strict=False)
+        )
+        shown = (self.extents,) if alike else (self.extents, self.strides)
+        return ":".join("[" + ",".join(map(str, one)) + "]" for one in shown)
 
 
 Argument = Tensor | tuple[Tensor, ...] | None
@@ -94,14 +129,20 @@ def call_of(shapes: Shapes) -> Call:
     found: list[Argument] = []
     for place, dims in enumerate(shapes.dims):
         size = dtype_bytes(shapes.types[place]) if place < len(shapes.types) else None
+        strides = shapes.strides[place] if place < len(shapes.strides) else ()
         if isinstance(dims, list) and dims and all(isinstance(one, list) for one in dims):
-            listed = [_extents(one) for one in dims]
-            found.append(tuple(Tensor(one, size) for one in listed if one is not None))
+            listed = [_tensor(one, size, ()) for one in dims]
+            found.append(tuple(one for one in listed if one is not None))
         else:
-            extents = _extents(dims)
-            given = extents is not None and (extents or size is not None)
-            found.append(Tensor(extents, size) if extents is not None and given else None)
+            one = _tensor(dims, size, strides)
+            found.append(one if one is not None and (one.extents or size is not None) else None)
     return Call(tuple(found), shapes.values)
+
+
+def _tensor(dims: object, size: int | None, strides: object) -> Tensor | None:
+    """A tensor by its recorded extents and strides, ``None`` for what is none."""
+    extents, apart = _extents(dims), _extents(strides) or ()
+    return None if extents is None else Tensor(extents, size, apart if len(apart) == len(extents) else ())
 
 
 def _extents(dims: object) -> tuple[int, ...] | None:
@@ -122,7 +163,7 @@ def _moved(*parts: tuple[float, int | None]) -> float | None:
 
 
 def _all_of(tensors: Sequence[Tensor]) -> list[tuple[float, int | None]]:
-    return [(one.elements, one.size) for one in tensors]
+    return [(one.stored, one.size) for one in tensors]
 
 
 Formula = Callable[[Call], Work | None]
@@ -137,17 +178,32 @@ def _product(left: int, right: int, rank: int) -> Formula:
             return None
         if a.extents[-1] != b.extents[-2] or a.extents[:-2] != b.extents[:-2]:
             return None
-        return _multiplied(a, b, a.elements * b.extents[-1], call.tensor(0) if left else None)
+        return _multiplied(a, b, b.extents[-1], call.tensor(0) if left else None)
 
     return count
 
 
-def _multiplied(a: Tensor, b: Tensor, steps: float, added: Tensor | None) -> Work:
+def _multiplied(a: Tensor, b: Tensor, width: int | None, added: Tensor | None) -> Work:
+    """A product whose result has rows of a width; ``None`` of one that is a vector."""
+    steps = float(a.elements) * (1 if width is None else width)
     written = steps / max(a.extents[-1], 1)
     size = EIGHT_BIT_RESULT if a.size == 1 else a.size
     moved = _moved(*_all_of([a, b, *([added] if added else [])]), (written, size))
-    misfit = a.size == 2 and any(extent % ALIGNED for extent in (*a.extents[-2:], *b.extents[-2:]))
-    return Work(2.0 * steps, moved, True, misfit)
+    lengths = (width or 0, *_rows_in_memory(a), *_rows_in_memory(b))
+    return Work(2.0 * steps, moved, True, a.size == 2 and any(length % ALIGNED for length in lengths))
+
+
+def _rows_in_memory(matrix: Tensor) -> tuple[int, ...]:
+    """How long the rows of a matrix, or of the last two dimensions, are, and how far apart.
+
+    Rows of its transpose, where that is what lies in memory. Without strides both sizes: either may be a row.
+    """
+    if len(matrix.strides) < 2:
+        return matrix.extents[-2:]
+    (rows, length), (apart, within) = matrix.extents[-2:], matrix.strides[-2:]
+    if apart == 1 < within:
+        rows, length, apart = length, rows, within
+    return (length, apart) if rows > 1 else (length,)
 
 
 def _linear(call: Call) -> Work | None:
@@ -158,7 +214,7 @@ def _linear(call: Call) -> Work | None:
     if x.extents[-1] not in weight.extents:
         return None
     out = weight.extents[0 if weight.extents[1] == x.extents[-1] else 1]
-    return _multiplied(x, weight, float(x.elements) * out, call.tensor(2))
+    return _multiplied(x, weight, out, call.tensor(2))
 
 
 def _with_vector(left: int) -> Formula:
@@ -168,17 +224,28 @@ def _with_vector(left: int) -> Formula:
         a, b = call.tensor(left), call.tensor(left + 1)
         if a is None or b is None or len(b.extents) != 1 or not a.extents or a.extents[-1] != b.elements:
             return None
-        return _multiplied(a, b, a.elements, call.tensor(0) if left else None)
+        return _multiplied(a, b, None, call.tensor(0) if left else None)
 
     return count
 
 
 def _grouped(call: Call) -> Work | None:
-    """Rows of one matrix, each times the matrix of its group: M K and G K N."""
-    a, b = call.tensor(0), call.tensor(1)
-    if a is None or b is None or (len(a.extents), len(b.extents)) != (2, 3) or a.extents[1] != b.extents[1]:
+    """Rows of one matrix, each times the matrix of its group: M K and G K N; or M K and K N, cut along K.
+
+    The second is the gradient of the first one's matrices: a matrix M N for each group.
+    """
+    a, b, ends = (call.tensor(place) for place in range(3))
+    if a is None or b is None or len(a.extents) != 2 or len(b.extents) not in (2, 3):
         return None
-    return _multiplied(a, b, float(a.elements) * b.extents[2], None)
+    if a.extents[1] != b.extents[-2]:
+        return None
+    one = _multiplied(a, b, b.extents[-1], None)
+    if len(b.extents) == 3:
+        return one
+    if ends is None or one.nbytes is None or a.size is None:
+        return None
+    size = EIGHT_BIT_RESULT if a.size == 1 else a.size
+    return replace(one, nbytes=one.nbytes + (ends.elements - 1.0) * a.extents[0] * b.extents[1] * size)
 
 
 def _attention(first: int, *, backward: bool = False, heads_inside: bool = True) -> Formula:
@@ -299,7 +366,10 @@ def _streamed(steps: float, like: int = 0, *, writes: bool = True, mask: bool = 
 
 def _copy(call: Call) -> Work | None:
     to, source = call.tensor(0), call.tensor(1)
-    return None if to is None or source is None else Work(0.0, _moved(*_all_of([to, source])))
+    if to is None or source is None:
+        return None
+    reorders = to.size == source.size and len(to.order) == len(source.order) and to.order != source.order
+    return Work(0.0, _moved(*_all_of([to, source])), reorders=reorders)
 
 
 def _fill(call: Call) -> Work | None:
@@ -318,6 +388,17 @@ def _rows_of(table: int, index: int) -> Formula:
         return Work(0.0, _moved((numbers.elements, numbers.size), (2 * taken, rows.size)))
 
     return count
+
+
+def _bags(call: Call) -> Work | None:
+    """The rows of a table that an index takes, summed for each bag."""
+    rows, numbers, bags = (call.tensor(place) for place in range(3))
+    if rows is None or numbers is None or bags is None or len(rows.extents) != 2:
+        return None
+    width = rows.extents[1]
+    passed = (float(numbers.elements) + bags.elements) * width
+    index = [(one.elements, one.size) for one in (numbers, bags)]
+    return Work(float(numbers.elements) * width, _moved(*index, (passed, rows.size)))
 
 
 def _scattered(steps: float, index: int, source: int) -> Formula:
@@ -347,15 +428,16 @@ def _loss(*, backward: bool) -> Formula:
     return count
 
 
-def _lists(steps: float, reads: int, writes: int) -> Formula:
-    """Counts what is done to each element of lists, of which so many are read and written."""
+def _lists(steps: float, reads: int | None, writes: int) -> Formula:
+    """Counts what is done to each element of lists, of which so many are read (``None``: all) and written."""
 
     def count(call: Call) -> Work | None:
         first = call.arguments[0] if call.arguments else None
         if not isinstance(first, tuple) or not first:
             return None
         elements = float(sum(one.elements for one in first))
-        moved = elements * (reads + writes)
+        given = sum(isinstance(one, tuple) for one in call.arguments)
+        moved = elements * ((given if reads is None else reads) + writes)
         return Work(steps * elements, _moved((moved, first[0].size)), moved=moved)
 
     return count
@@ -388,12 +470,14 @@ _FORMULAS: dict[str, Formula] = {
     **_named("_grouped_mm _scaled_grouped_mm", _grouped),
     **_named(
         "_scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention "
-        "_scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math",
+        "_scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math "
+        "_scaled_dot_product_fused_attention_overrideable",
         _attention(0),
     ),
     **_named(
         "_scaled_dot_product_flash_attention_backward _scaled_dot_product_efficient_attention_backward "
-        "_scaled_dot_product_cudnn_attention_backward",
+        "_scaled_dot_product_cudnn_attention_backward "
+        "_scaled_dot_product_fused_attention_overrideable_backward",
         _attention(1, backward=True),
     ),
     **_named("_flash_attention_forward _efficient_attention_forward", _attention(0, heads_inside=False)),
@@ -414,7 +498,10 @@ _FORMULAS: dict[str, Formula] = {
     **_named("_softmax_backward_data _log_softmax_backward_data", _streamed(4)),
     **_named("nll_loss_forward nll_loss2d_forward", _loss(backward=False)),
     **_named("nll_loss_backward nll_loss2d_backward", _loss(backward=True)),
+    **_named("mse_loss l1_loss smooth_l1_loss binary_cross_entropy", _streamed(3, writes=False)),
+    **_named("mse_loss_backward smooth_l1_loss_backward", _streamed(3, 1)),
     "embedding": _rows_of(0, 1),
+    "_embedding_bag": _bags,
     "index_select": _rows_of(0, 2),
     "embedding_dense_backward": _streamed(1),
     "gather": _scattered(0, 2, 0),
@@ -443,12 +530,13 @@ _FORMULAS: dict[str, Formula] = {
     "copy_": _copy,
     **_named("fill zero bernoulli uniform normal", _fill),
     **_named("cat stack", _joined),
+    **_named("max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d", _streamed(1, writes=False)),
     **_named("max_pool2d_with_indices_backward avg_pool2d_backward", _streamed(1, 1)),
     "_adaptive_avg_pool2d_backward": _streamed(1, 1),
-    **_named("_foreach_add _foreach_sub _foreach_mul _foreach_div", _lists(1, 2, 1)),
-    **_named("_foreach_lerp _foreach_maximum", _lists(1, 2, 1)),
+    **_named("_foreach_add _foreach_sub _foreach_mul _foreach_div", _lists(1, None, 1)),
+    **_named("_foreach_lerp _foreach_maximum", _lists(1, None, 1)),
     **_named("_foreach_sqrt _foreach_neg _foreach_reciprocal", _lists(1, 1, 1)),
-    **_named("_foreach_addcmul _foreach_addcdiv", _lists(2, 3, 1)),
+    **_named("_foreach_addcmul _foreach_addcdiv", _lists(2, None, 1)),
     "_foreach_norm": _lists(1, 1, 0),
     "_foreach_zero": _lists(0, 0, 1),
     "_foreach_copy": _lists(0, 1, 1),
@@ -470,10 +558,10 @@ def formula_of(name: str) -> Formula | None:
     if name.startswith("triton_"):
         return _compiled
     library, _, operator = name.partition("::")
-    if library == "flash_attn" and "varlen" not in name:
+    if library.startswith("flash_attn") and "varlen" not in name:
         return (
             _attention(1, backward=True, heads_inside=False)
-            if "backward" in name
+            if "backward" in name or operator == "bwd"
             else _attention(0, heads_inside=False)
         )
     if library != "aten":

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, Spans, in_order
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.host import dtensor_dispatch
 from tracedoc.timeline.lags import RELEASE_NS, SLOWEST_LAUNCH_NS
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
@@ -61,7 +62,10 @@ def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
         return None
     if interval is None:
         return Spans.empty()
-    paced = late.ends - late.starts <= away_after_ns(interval)
+    lengths = late.ends - late.starts
+    # Where DTensors are dispatched the host is slow at launching, however long a gap is.
+    dispatched = dtensor_dispatch(timeline).covered_ns(late.starts, late.ends)
+    paced = lengths - dispatched <= away_after_ns(interval)
     return Spans(late.starts[paced], late.ends[paced]) - idle_of(timeline, "operator")
 
 

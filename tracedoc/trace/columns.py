@@ -89,12 +89,14 @@ class CollectiveArgs(msgspec.Struct, frozen=True):
 class Shapes(msgspec.Struct, frozen=True):
     """``Input Dims`` and ``Input type`` of one operator: nested lists of int, and type names.
 
-    ``values`` are its ``Concrete Inputs`` as texts, of sends, receives and convolutions alone.
+    ``values`` are its ``Concrete Inputs`` as texts, of sends, receives and convolutions alone. ``strides``
+    are its ``Input Strides``, in elements as PyTorch has them; older versions record none.
     """
 
     dims: tuple[object, ...]
     types: tuple[str, ...]
     values: tuple[str, ...] = ()
+    strides: tuple[object, ...] = ()
 
 
 class ShapeTable(Mapping[int, Shapes]):

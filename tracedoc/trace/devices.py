@@ -95,18 +95,54 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
 }
 """Peaks by the words that a device name must hold; the entry with most words wins."""
 
-TENSOR_SPEEDUPS: dict[tuple[int, int], tuple[float, float]] = {
-    (7, 0): (8, 8),
-    (7, 5): (4, 8),
-    (8, 0): (16, 16),
-    (8, 6): (2, 4),
-    (8, 9): (2, 4),
-    (9, 0): (12, 17),
-    (10, 0): (25, 33),
-    (12, 0): (2, 4),
+
+class Multiprocessor(msgspec.Struct, frozen=True):
+    """What one multiprocessor of a compute capability does, for devices that are not in the table.
+
+    ``tensor`` and ``plain`` are operations a clock in 16 bits, dense, and in fp32 outside the tensor cores.
+    ``clock_ghz`` and ``memory_gbps`` are the least and the most that devices of the capability have, which a
+    trace does not tell: the boost clock, and what of the memory's bandwidth comes to a multiprocessor.
+    """
+
+    tensor: int
+    plain: int
+    clock_ghz: tuple[float, float]
+    memory_gbps: tuple[float, float]
+
+
+MULTIPROCESSORS: dict[tuple[int, int], Multiprocessor] = {
+    (7, 0): Multiprocessor(1024, 128, (1.38, 1.63), (8.2, 14.2)),
+    (7, 5): Multiprocessor(1024, 128, (1.36, 1.77), (8.0, 12.5)),
+    (8, 0): Multiprocessor(2048, 128, (1.41, 1.44), (14.4, 18.9)),
+    (8, 6): Multiprocessor(1024, 256, (1.2, 1.86), (8.2, 20.0)),
+    (8, 9): Multiprocessor(1024, 256, (1.56, 2.61), (5.1, 11.4)),
+    (9, 0): Multiprocessor(4096, 256, (1.54, 1.98), (17.5, 37.5)),
+    (10, 0): Multiprocessor(8192, 256, (1.83, 2.07), (50.0, 55.0)),
+    (12, 0): Multiprocessor(1024, 256, (2.3, 2.64), (9.2, 16.0)),
 }
-"""How many times as fast as plain cores with fp32 tensor cores multiply 16-bit inputs, at the least and at
-the most, by compute capability: cards for gaming add up at half of the rate of those for work."""
+"""Multiprocessors by compute capability.
+
+Operations are from NVIDIA's papers on the architectures, clocks and bandwidths from the data sheets of the
+smallest and the largest devices of each: V100 to Titan V, T4 to RTX 8000, A100 to A30, A2 and RTX A2000 to
+RTX 3090 Ti, L4 to RTX 4060, H100 PCIe to H200, B200, RTX 5050 to RTX PRO 6000.
+"""
+
+GEFORCE_TENSOR = 1 / 2
+"""Cards for gaming since Turing add up in fp32 at this part of the rate of those for work."""
+
+
+def multiprocessor(name: str, major: int, minor: int) -> Multiprocessor | None:
+    """Return the multiprocessor of a device of NVIDIA by its compute capability, ``None`` if not known.
+
+    Of laptops, whose clocks are their makers' choice, nothing is known, nor of Turing without tensor cores.
+    """
+    found, words = MULTIPROCESSORS.get((major, minor)), _words(name)
+    if found is None or words & {"gtx", "laptop", "max", "mobile"}:
+        return None
+    if (major, minor) < (7, 5) or "geforce" not in words:
+        return found
+    return msgspec.structs.replace(found, tensor=round(found.tensor * GEFORCE_TENSOR))
+
 
 MATRIX_REACHED: dict[str, float] = {
     "a100": 0.859,
@@ -148,9 +184,13 @@ def matrix_reached(name: str) -> tuple[float, float]:
 
 def _closest(name: str, table: Iterable[str]) -> str:
     """The key of most words that a device name holds, "" where it holds all words of none."""
-    words = frozenset(re.split(r"[\s/_-]+", name.lower()))
+    words = _words(name)
     fitting = [] if words & _OTHER_MODELS else [key for key in table if words.issuperset(key.split())]
     return max(fitting, key=lambda key: len(key.split()), default="")
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.split(r"[\s/_-]+", name.lower()))
 
 
 _RACK_SCALE = frozenset({"gb200", "gb300", "gh200"})
@@ -158,4 +198,4 @@ _RACK_SCALE = frozenset({"gb200", "gb300", "gh200"})
 
 def spans_hosts(name: str) -> bool:
     """True where NVLink of such a device may join several hosts: racks of GB200 and GB300, some GH200."""
-    return bool(_RACK_SCALE & frozenset(re.split(r"[\s/_-]+", name.lower())))
+    return bool(_RACK_SCALE & _words(name))

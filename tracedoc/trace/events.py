@@ -59,7 +59,7 @@ _OWN_FRAME = re.compile(
 _DECODE_COLLECTIVES: Any = msgspec.json.Decoder(list[CollectiveFields]).decode
 # Kineto puts one, "occupancy", into the arguments of a kernel.
 _MOST_OBJECTS = 64
-_RAW_ARGS = ("input_dims", "input_types", "input_values", "grid", "collective")
+_RAW_ARGS = ("input_dims", "input_types", "input_values", "input_strides", "grid", "collective")
 
 _Fields = TypeVar("_Fields", Args, InstantArgs, CollectiveFields)
 

@@ -117,13 +117,18 @@ def _shaped(
 ) -> Table:
     """The numbers of the shapes of the events at ``positions`` that carry some."""
     texts = [
-        (bytes(one.input_dims), bytes(one.input_types), bytes(one.input_values) if kept else b"")
+        (
+            bytes(one.input_dims),
+            bytes(one.input_types),
+            bytes(one.input_values) if kept else b"",
+            bytes(one.input_strides),
+        )
         for one, kept in (
             (args[i], tables.heads.with_values[head])
             for i, head in zip(positions.tolist(), heads[positions].tolist(), strict=True)
         )
     ]
-    found = [place for place, (dims, _, _) in enumerate(texts) if dims]
+    found = [place for place, (dims, *_) in enumerate(texts) if dims]
     return {
         "row": positions[found],
         "shape": interned(tables.shapes, [texts[place] for place in found]),

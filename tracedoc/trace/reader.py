@@ -80,7 +80,7 @@ def make_reader(tables: Tables, *, python_functions: bool, long_frames: bool) ->
 VARIABLE = "TRACEDOC_READER"
 """The environment variable that chooses the reader: ``python``, ``native``, or nothing for the faster one."""
 
-LAYOUT = 3
+LAYOUT = 4
 """What the scanner must return to be understood here; an older build is passed over."""
 
 

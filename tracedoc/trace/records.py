@@ -29,6 +29,7 @@ class Args(msgspec.Struct, gc=False, frozen=True):
     collective: msgspec.Raw = msgspec.field(name="Collective name", default=NOTHING)
     input_values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NOTHING)
     input_types: msgspec.Raw = msgspec.field(name="Input type", default=NOTHING)
+    input_strides: msgspec.Raw = msgspec.field(name="Input Strides", default=NOTHING)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NOTHING)
     old_external_id: Any = msgspec.field(name="external id", default=-1)
 

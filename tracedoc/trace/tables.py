@@ -79,7 +79,7 @@ class Tables:
     """What all chunks of a trace share.
 
     A head is a category, a name, a process and a thread; a place is a device, a stream, the text of a grid,
-    and the number of a head; shapes are the texts of dimensions, types and values.
+    and the number of a head; shapes are the texts of dimensions, types, values and strides.
     """
 
     def __init__(self) -> None:
@@ -112,13 +112,11 @@ def _is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (str, bytes, int, float))
 
 
-def shapes_of(dims: bytes, types: bytes, values: bytes) -> Shapes:
-    """The shapes that JSON texts spell; none where they spell no lists."""
+def shapes_of(*texts: bytes) -> Shapes:
+    """The shapes that the JSON texts of dimensions, types, values and strides spell; none without lists."""
     try:
-        sizes, *texts = (msgspec.json.decode(text) if text else [] for text in (dims, types, values))
+        found = [msgspec.json.decode(text) if text else [] for text in texts]
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Shapes((), ())
-    return Shapes(
-        tuple(sizes) if isinstance(sizes, list) else (),
-        *(tuple(map(category_text, listed)) if isinstance(listed, list) else () for listed in texts),
-    )
+    dims, types, values, strides = (tuple(one) if isinstance(one, list) else () for one in found)
+    return Shapes(dims, tuple(map(category_text, types)), tuple(map(category_text, values)), strides)

@@ -82,8 +82,8 @@ def spent(layout: Layout, doing: Doing, lag: Times) -> Times:
 def pauses(program: RunProgram, lag: Times) -> Times:
     """What of the host's time is no launching: what operators compute on the CPU, and long gaps.
 
-    On a CPU, where operators are the work, it is what lies between them. Hooks of sharded units are a part of
-    launching them, however long they take.
+    On a CPU, where operators are the work, it is what lies between them. Hooks of sharded units, and what
+    DTensors are dispatched by, are a part of launching them, however long they take.
     """
     if program.layout.is_cpu:
         return spent(program.layout, Doing.NOTHING, lag)
@@ -92,7 +92,8 @@ def pauses(program: RunProgram, lag: Times) -> Times:
     if not launches.size:
         return computing
     usual = float(np.median(launches))
-    away = lag - spent(program.layout, Doing.HOOKS, lag) > away_after_ns(usual)
+    launching = spent(program.layout, Doing.HOOKS, lag) + spent(program.layout, Doing.DISPATCHING, lag)
+    away = lag - launching > away_after_ns(usual)
     found: Times = np.where(away, np.rint(lag - usual).astype(np.int64), computing)
     return found
 

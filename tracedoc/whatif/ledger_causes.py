@@ -17,12 +17,13 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.step.kernels.times import SMALL_NS
 from tracedoc.step.program import Call, Cause, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
+from tracedoc.topics.input.limits import padding_frac
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
-from tracedoc.whatif.changes.kernels import WASTES
+from tracedoc.whatif.changes.kernels import DOUBLED, WASTES, batch_work, work_left
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
@@ -98,7 +99,7 @@ def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
         "host": _host(run, program, even),
         "offload": _offload(replay, program),
         "communication": _communication(run, replay, program),
-        "compute": _compute(program, even),
+        "compute": _compute(run, program, even),
     }
     return {name: family for name, family in found.items() if family is not None}
 
@@ -416,7 +417,7 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
 # --- compute
 
 
-def _compute(program: RunProgram, even: Even) -> Family[Removal] | None:
+def _compute(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
     again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
     small = _repeated_small(program) & ~again
@@ -424,14 +425,40 @@ def _compute(program: RunProgram, even: Even) -> Family[Removal] | None:
     copies = np.asarray((layout.group == Group.COPY_OTHER) & ~(again | small | of_optimizer))
     copied = _chosen(even.dur, copies)
     others = ~(again | small | of_optimizer | copies)
-    return _family(
-        {
-            "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
-            "compute.optimizer": _optimizer(program, even, small & of_optimizer),
-            "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
-            "compute.copies": None if copied is None else Removal(dur=copied),
-            **{f"compute.{name}": _wasted(program, even, *waste, others) for name, waste in WASTES.items()},
-        }
+    found = {
+        "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
+        "compute.optimizer": _optimizer(program, even, small & of_optimizer),
+        "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
+        "compute.copies": None if copied is None else Removal(dur=copied),
+        **{f"compute.{name}": _wasted(program, even, *waste, others) for name, waste in WASTES.items()},
+    }
+    return _family({**found, "compute.padding": _padded(run, program, even, found)})
+
+
+def _padded(
+    run: RunView, program: RunProgram, even: Even, others: Mapping[str, Removal | None]
+) -> Removal | None:
+    """What both passes take for places of a batch that hold no token, of what other causes leave."""
+    jobs = [None if run.job is None else run.job.rank(rank) for rank in program.layout.ranks]
+    known = [0.0 if one is None else padding_frac(one) for one in jobs]
+    shares = np.array([one if isinstance(one, float) else 0.0 for one in known])
+    if not shares.any():
+        return None
+    dur, lag = batch_work(program.edited(dur=even.dur, lag=even.lag))
+    for one in others.values():
+        dur -= 0 if one is None or one.dur is None else np.minimum(one.dur, dur)
+        lag -= 0 if one is None or one.lag is None else np.minimum(one.lag, lag)
+    most, likely, _ = (
+        np.array([1.0 - work_left(share, doubled) for share in shares.tolist()])
+        for doubled in reversed(DOUBLED)
+    )
+    layout = program.layout
+    doubt = float(most.max() / likely.max()) - 1.0
+    on_host = lag * likely[layout.rank_of_point(np.arange(layout.points))] if lag.any() else lag
+    return Removal(
+        dur=np.rint(dur * likely[layout.event_rank]).astype(np.int64) if layout.events else None,
+        lag=np.rint(on_host).astype(np.int64) if lag.any() else None,
+        doubt=doubt,
     )
 
 

@@ -23,7 +23,7 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     which does what it should saves. ``dropped`` are causes that no longer hold, ``alone`` parts that wait for
     nobody. Causes take different parts of a time, so that it does not matter in which order they go.
     ``rewired`` ties events to others; that is done last. With ``calls_less`` it also saves the host calls.
-    ``doubt`` is by which share ``dur`` may be more or less than that.
+    ``doubt`` is by which share ``dur`` and ``lag`` may be more or less than that.
     """
 
     lag: Times | None = None
@@ -59,7 +59,7 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
     columns: dict[str, npt.NDArray[np.generic]] = {}
     for name in ("lag", "own", "ready", "dur"):
         taken = [
-            _in_doubt(one, part, program.scenario) if name == "dur" else part
+            _in_doubt(one, part, program.scenario) if name in ("dur", "lag") else part
             for one in removals
             if (part := getattr(one, name)) is not None
         ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import tracedoc
 from tracedoc.pipeline import diagnose
 from tracedoc.testing import TraceBuilder
@@ -121,3 +123,32 @@ def test_lost_kernels_make_idle_time_unknown_and_are_a_limit(tmp_path: Path) -> 
     diagnosis = diagnose([path])
     assert "lost-kernels" in {limit.code for limit in diagnosis.limits}
     assert "blocking-syncs" not in {finding.rule_id for finding in diagnosis.findings}
+
+
+def clipped_and_updated(*, dtensors: bool) -> TraceBuilder:
+    """Steps of 100 ms: 40 ms of compute; clipping launches a kernel 21 ms on, an update its own after 20."""
+    builder = TraceBuilder()
+    for index in (1, 2, 3):
+        start = 100 * index
+        builder.step(index, start - 1, start + 98).backward(start + 2, start + 5)
+        if dtensors:
+            builder.host("fsdp::all_gather_copy_in", start - 0.9, start - 0.8)
+        builder.kernel("first", start, start + 40, launch_ms=start - 0.5)
+        builder.host("aten::_foreach_norm", start + 41, start + 41.002)
+        builder.kernel("clip", start + 61, start + 70, launch_ms=start + 60.99, op="aten::_foreach_mul_")
+        builder.optimizer(start + 62, start + 90.1)
+        builder.kernel("update", start + 90, start + 100, launch_ms=start + 89.99)
+    return builder
+
+
+def test_dispatch_of_dtensors_is_slow_launching_however_long_its_gaps_are(tmp_path: Path) -> None:
+    """20 ms of the gap of 21 pass in clipping, and all 20 of the second one in the optimizer."""
+    facts = facts_of(clipped_and_updated(dtensors=True).write(tmp_path / "rank-0.json"))
+    idle = [facts[name] for name in ("dtensor_idle_ms", "launch_pace_idle_ms", "host_away_idle_ms")]
+    assert idle == pytest.approx([40, 41, 0], abs=0.02)
+
+
+def test_the_same_gaps_without_dtensors_are_something_else(tmp_path: Path) -> None:
+    facts = facts_of(clipped_and_updated(dtensors=False).write(tmp_path / "rank-0.json"))
+    assert isinstance(facts["dtensor_idle_ms"], Unknown)
+    assert (facts["launch_pace_idle_ms"], facts["host_away_idle_ms"]) == (0, 41)

@@ -14,6 +14,7 @@ from tracedoc.report.texts import one_line
 from tracedoc.report.view import phase_name
 from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
 from tracedoc.units import (
+    format_between,
     format_bytes,
     format_ms,
     format_percent,
@@ -265,14 +266,22 @@ def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
         columns += [
             ("TFLOP/s", True, lambda row: "" if row.tflops is None else three_digits(row.tflops)),
             ("GB/s", True, lambda row: "" if row.gbps is None else three_digits(row.gbps)),
-            ("Lost", True, lambda row: "" if row.lost_ms is None else format_ms(row.lost_ms)),
+            ("Lost", True, _lost),
         ]
     return _table("Shares are of the time of all kernels", columns, sorted(rows, key=_by_loss))
 
 
+def _lost(row: KernelRow) -> str:
+    """What kernels lose, "" where that is not known; results of older versions have one number."""
+    if row.lost_ms is None:
+        return ""
+    most = row.lost_ms if row.lost_most_ms is None else row.lost_most_ms
+    return format_between(row.lost_ms, most, format_ms)
+
+
 def _by_loss(row: KernelRow) -> tuple[float, float]:
     """Sorts kernels by the time that they lose, then by the time that they take."""
-    return -(row.lost_ms or 0.0), -row.time_ms
+    return -(row.lost_most_ms or row.lost_ms or 0.0), -row.time_ms
 
 
 class NamedKernel(msgspec.Struct, frozen=True):
@@ -327,7 +336,7 @@ def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
                         row.calls,
                         format_ms(row.time_ms),
                         _share(row.time_ms, total),
-                        "" if row.lost_ms is None else format_ms(row.lost_ms),
+                        _lost(row),
                     )
                     for row in sorted(mine, key=_by_loss)
                 ),
@@ -338,7 +347,7 @@ def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
 
 def _category_by_loss(rows: Sequence[KernelRow]) -> tuple[float, float]:
     """The same for all kernels of a category."""
-    return -sum(row.lost_ms or 0.0 for row in rows), -sum(row.time_ms for row in rows)
+    return -sum(row.lost_most_ms or row.lost_ms or 0.0 for row in rows), -sum(row.time_ms for row in rows)
 
 
 def short_name(name: str) -> str:

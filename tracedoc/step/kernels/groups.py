@@ -12,6 +12,7 @@ from tracedoc.step.kernels.times import KernelTimes, times_of
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.operator_work import Call, Tensor, call_of
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind
 
@@ -21,8 +22,9 @@ class KernelGroup(msgspec.Struct, frozen=True):
 
     ``time_ms`` is their part of the compute of the budget: of time in which several run, the one that began
     first has it, so all groups add up to it. Of ``known_ms`` of the kernels' own length the work is known:
-    rates, ``reached_frac`` and ``lost_ms`` are of these (``None`` where there are none, or the device is not
-    known). ``lost_ms`` is what they take beyond what their work takes at what the device reaches in practice.
+    rates and what follows are of these (``None`` where there are none, or the device is not known). Reached
+    is the time that their work takes at what the device reaches in practice over theirs, and lost what they
+    take beyond it; at the least and at the most, as far as that is known of the device.
     """
 
     name: str
@@ -31,8 +33,10 @@ class KernelGroup(msgspec.Struct, frozen=True):
     known_ms: float
     tflops: float | None
     gbps: float | None
-    reached_frac: float | None
-    lost_ms: float | None
+    reached_least_frac: float | None
+    reached_most_frac: float | None
+    lost_least_ms: float | None
+    lost_most_ms: float | None
 
 
 BY = ("operator", "module", "kernel", "phase")
@@ -50,7 +54,7 @@ def kernel_groups(timeline: RankTimeline, by: str) -> list[KernelGroup]:
     for place, name in enumerate(_NAMED[by](timeline, found, places)):
         groups.setdefault(name, []).append(place)
     rows = [_group(found, own_ns, name, np.array(places)) for name, places in groups.items()]
-    return sorted(rows, key=lambda one: (-(one.lost_ms or 0.0), -one.time_ms, one.name))
+    return sorted(rows, key=lambda one: (-(one.lost_most_ms or 0.0), -one.time_ms, one.name))
 
 
 def _parts(timeline: RankTimeline) -> tuple[Rows, Int64Array]:
@@ -71,13 +75,16 @@ def _parts(timeline: RankTimeline) -> tuple[Rows, Int64Array]:
 
 
 def _group(found: KernelTimes, own_ns: Int64Array, name: str, places: npt.NDArray[np.intp]) -> KernelGroup:
-    length, flops, nbytes, least = (
+    length, flops, nbytes, least, most = (
         column[places].astype(np.float64)
-        for column in (found.length_ns, found.flops, found.nbytes, found.least_ns)
+        for column in (found.length_ns, found.flops, found.nbytes, *found.least_ns)
     )
     sized, rated = ~np.isnan(flops), ~np.isnan(least)
     known, moved = float(length[sized].sum()), ~np.isnan(nbytes)
-    taken, needed = float(length[rated].sum()), float(least[rated].sum())
+    taken = float(length[rated].sum())
+    needed = [float(one[rated].sum()) for one in (least, most)] if taken else []
+    reached = [min(one / taken, 1.0) for one in needed] or [None, None]
+    lost = [max(taken - one, 0.0) / 1e6 for one in reversed(needed)] or [None, None]
     return KernelGroup(
         name=name,
         calls=places.size,
@@ -85,21 +92,37 @@ def _group(found: KernelTimes, own_ns: Int64Array, name: str, places: npt.NDArra
         known_ms=known / 1e6,
         tflops=float(flops[sized].sum()) / known / 1e3 if known else None,
         gbps=float(nbytes[moved].sum()) / float(length[moved].sum()) if length[moved].any() else None,
-        reached_frac=min(needed / taken, 1.0) if taken else None,
-        lost_ms=max(taken - needed, 0.0) / 1e6 if taken else None,
+        reached_least_frac=reached[0],
+        reached_most_frac=reached[1],
+        lost_least_ms=lost[0],
+        lost_most_ms=lost[1],
     )
 
 
 def _by_operator(timeline: RankTimeline, found: KernelTimes, places: Rows) -> list[str]:
     trace, named = timeline.trace, []
+    written: dict[int, str] = {}
     for row, call in zip(found.rows.tolist(), found.operator.tolist(), strict=True):
         if call == NO_ROW:
             category = timeline.events.categories.get(int(trace.name[row]))
             named.append("(memset)" if category is None else f"({category.value}, no shapes)")
         else:
-            dims = (str(one).replace(" ", "") for one in trace.shapes[call].dims if one)
-            named.append(f"{trace.row_name(call)} {' '.join(dims)}")
+            shapes = trace.shapes[call]
+            if id(shapes) not in written:  # calls that are alike share theirs
+                written[id(shapes)] = _written(call_of(shapes))
+            named.append(f"{trace.row_name(call)} {written[id(shapes)]}")
     return named
+
+
+def _written(call: Call) -> str:
+    """The shapes of a call's tensors, but of those without dimensions."""
+    texts = []
+    for one in call.arguments:
+        if isinstance(one, Tensor):
+            texts += [str(one)] if one.extents else []
+        elif one:
+            texts.append(f"[{','.join(map(str, one))}]")
+    return " ".join(texts)
 
 
 def _by_kernel(timeline: RankTimeline, found: KernelTimes, places: Rows) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array
-from tracedoc.step.device import Floats, device_rates, judged_peak
+from tracedoc.step.device import Floats, device_rates
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
@@ -36,7 +36,8 @@ class KernelTimes(msgspec.Struct, frozen=True, eq=False):
 
     ``operator`` is the row of the call that launched each where its work is known, else ``NO_ROW``; ``flops``
     ``nbytes`` are a kernel's share of that work, ``least_ns`` its share of the time that the work takes at
-    what the device reaches in practice: NaN where the work, a type or the device is not known.
+    what the device reaches in practice at the most, and at the least: two rows of a column each, NaN where
+    the work, a type or the device is not known.
     """
 
     rows: Rows
@@ -83,15 +84,16 @@ def times_of(timeline: RankTimeline, rows: Rows) -> KernelTimes:
     length = timeline.trace.dur_ns[rows]
     unknown = np.full(rows.size, np.nan)
     if timeline.work is None:
-        return KernelTimes(rows, length, np.full(rows.size, NO_ROW), unknown, unknown, unknown)
+        never = np.stack((unknown, unknown))
+        return KernelTimes(rows, length, np.full(rows.size, NO_ROW), unknown, unknown, never)
     operator, share = timeline.work.of(rows)
     flops, nbytes = timeline.work.work_of(rows)
     return KernelTimes(rows, length, operator, flops, nbytes, _least(timeline, rows, operator, share))
 
 
 def _least(timeline: RankTimeline, rows: Rows, operator: Rows, share: Floats) -> Floats:
-    """The time of each kernel's share of its call's work at what the device reaches."""
-    least, rates, work = np.full(rows.size, np.nan), device_rates(timeline), timeline.work
+    """The time of each kernel's share of its call's work at what the device reaches at most and at least."""
+    least, rates, work = np.full((2, rows.size), np.nan), device_rates(timeline), timeline.work
     known = np.flatnonzero(operator != NO_ROW)
     if isinstance(rates, Unknown) or work is None or not known.size:
         return least
@@ -100,27 +102,28 @@ def _least(timeline: RankTimeline, rows: Rows, operator: Rows, share: Floats) ->
     longest = np.zeros(calls.size, dtype=np.intp)
     order = np.argsort(share[known], kind="stable")
     longest[call_of[order]] = rows[known][order]
+    # Before Ampere fp32 is no format of tensor cores: 16 bits are.
+    faster = "tf32" if rates[0].matrix["tf32"] else "fp16"
     formats = [
-        _format(timeline, call, kernel) if is_matrix else ""
+        _format(timeline, call, kernel, faster) if is_matrix else ""
         for call, kernel, is_matrix in zip(
             calls.tolist(), longest.tolist(), work.operators.is_matrix[place].tolist(), strict=True
         )
     ]
-    whole = rates.least_ns(work.operators.flops[place], work.operators.nbytes[place], formats)
-    least[known] = whole[call_of] * share[known]
+    for row, reached in enumerate(rates):
+        whole = reached.least_ns(work.operators.flops[place], work.operators.nbytes[place], formats)
+        least[row, known] = whole[call_of] * share[known]
     return least
 
 
-def _format(timeline: RankTimeline, call: int, kernel: int) -> str:
+def _format(timeline: RankTimeline, call: int, kernel: int, faster: str) -> str:
     """The format in which a call multiplies, or could: by its longest kernel, else by its inputs' types.
 
-    For inputs in fp32 tensor cores take TF32, before Ampere 16 bits.
+    Products in fp32 count in the ``faster`` format that tensor cores take them in.
     """
     named = matrix_format(timeline.trace.row_name(kernel))
     if named is not None and named.dtype:
-        peak = judged_peak(timeline)
-        faster = "" if isinstance(peak, Unknown) else "tf32" if peak.tf32_tflops else "fp16"
-        return faster if named.dtype == "fp32" and faster else named.dtype
+        return faster if named.dtype == "fp32" else named.dtype
     types = [one.removeprefix("c10::").lower() for one in timeline.trace.shapes[call].types]
     return next((_OF_TYPE[one] for one in types if one in _OF_TYPE), "unknown")
 
@@ -132,11 +135,12 @@ NOT_KNOWN = -1.0
 def rates_by_name(timeline: RankTimeline, names: npt.NDArray[np.integer]) -> tuple[Floats, Floats, Floats]:
     """TFLOP/s, GB/s, and ms lost of the analysed step's compute kernels of some names, which ascend.
 
-    They are of the kernels whose work is known; ``NOT_KNOWN`` where there is none.
+    They are of the kernels whose work is known; ``NOT_KNOWN`` where there is none. What is lost has two
+    rows: at the least, and at the most.
     """
     found = kernel_times(timeline)
     if not found.rows.size:
-        return (np.full(names.size, NOT_KNOWN),) * 3
+        return (*(np.full(names.size, NOT_KNOWN),) * 2, np.full((2, names.size), NOT_KNOWN))
     place = np.searchsorted(names, timeline.trace.name[found.rows])
 
     def summed(column: Floats, known: npt.NDArray[np.bool_]) -> Floats:
@@ -145,11 +149,12 @@ def rates_by_name(timeline: RankTimeline, names: npt.NDArray[np.integer]) -> tup
         return np.asarray(sums, dtype=np.float64)
 
     length = found.length_ns.astype(np.float64)
-    sized, moved, rated = (~np.isnan(column) for column in (found.flops, found.nbytes, found.least_ns))
+    sized, moved, rated = (~np.isnan(column) for column in (found.flops, found.nbytes, found.least_ns[0]))
     with np.errstate(invalid="ignore", divide="ignore"):
         tflops = summed(found.flops, sized) / summed(length, sized) / 1e3
         gbps = summed(found.nbytes, moved) / summed(length, moved)
         taken = summed(length, rated)
-        lost = np.where(taken > 0, np.maximum(taken - summed(found.least_ns, rated), 0.0) / 1e6, np.nan)
+        needed = np.stack([summed(one, rated) for one in found.least_ns[::-1]])
+        lost = np.where(taken > 0, np.maximum(taken - needed, 0.0) / 1e6, np.nan)
     tflops, gbps, lost = (np.nan_to_num(column, nan=NOT_KNOWN) for column in (tflops, gbps, lost))
     return tflops, gbps, lost

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
-from tracedoc.step.device import device_rates, half_tflops, judged_peak, tensor_speedup
+from tracedoc.step.device import device_rates, half_tflops, is_before_ampere, judged_peak, tensor_speedup
 from tracedoc.step.kernels.times import judged_kernels, kernel_times
 from tracedoc.step.program import Waste
 from tracedoc.step.waste import (
@@ -25,15 +25,11 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.devices import TENSOR_SPEEDUPS
 from tracedoc.trace.distinct import distinct, places_by_value
 from tracedoc.trace.kernels import MATRIX, KernelCategory, kernel_category, matrix_format
 from tracedoc.trace.vocabulary import updates_in_backward_pass
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
-
-OF_FP16 = (TENSOR_SPEEDUPS[7, 0], TENSOR_SPEEDUPS[7, 5])
-"""The speedups of Volta and Turing, whose tensor cores take fp16 alone."""
 
 KNOWN_SHARE = 0.80
 """The format must be known of this share of the matrix kernels' time."""
@@ -81,13 +77,13 @@ def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
 def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
     """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the peaks, at the most.
 
-    The ratio is that of 16 bits on tensor cores and of fp32 on plain cores, of a device that is not in the
-    table the largest of its compute capability. All of it where neither is known.
+    The ratio is that of 16 bits on tensor cores and of fp32 on plain cores, by the table of devices or the
+    compute capability. All of it where neither is known.
     """
     plain, ratio = plain_matrix_ms(timeline), tensor_speedup(timeline)
     if isinstance(plain, Unknown) or isinstance(ratio, Unknown):
         return plain
-    return plain * max(1.0 - 1.0 / ratio[1], 0.0) if ratio[1] else 0.0
+    return plain * max(1.0 - 1.0 / ratio, 0.0) if ratio else 0.0
 
 
 @rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))
@@ -110,7 +106,7 @@ def _speedup_of_all(timeline: RankTimeline, most: float, of_half_rate: float) ->
     used, ratio = tensor_core_frac(timeline), tensor_speedup(timeline)
     if not isinstance(used, float):
         return used
-    by = most if isinstance(ratio, Unknown) else min(most, max(ratio[0] * of_half_rate, 1.0))
+    by = most if isinstance(ratio, Unknown) else min(most, max(ratio * of_half_rate, 1.0))
     return 1.0 / (used + (1.0 - used) / by)
 
 
@@ -124,22 +120,14 @@ def has_tensor_cores(timeline: RankTimeline) -> Value:
 
 
 @rank_fact(unit="ratio", needs=("gpu",))
-def tensor_speedup_least(timeline: RankTimeline) -> Value:
-    """How many times as fast 16-bit inputs on tensor cores are as fp32 on plain cores, at the least.
+def unlisted_tensor_speedup(timeline: RankTimeline) -> Value:
+    """How many times as fast 16-bit inputs on tensor cores are as fp32 on plain cores.
 
     By the compute capability of a device that is not in the table; for others their peaks say it.
     """
-    found = tensor_speedup(timeline)
     if not isinstance(judged_peak(timeline), Unknown):
         return Unknown("the peak rates of the device are known")
-    return found if isinstance(found, Unknown) else found[0]
-
-
-@rank_fact(unit="ratio", needs=("gpu",))
-def tensor_speedup_most(timeline: RankTimeline) -> Value:
-    """The same at the most; of a device in the table the ratio of its peaks."""
-    found = tensor_speedup(timeline)
-    return found if isinstance(found, Unknown) else found[1]
+    return tensor_speedup(timeline)
 
 
 @rank_fact(unit="text", needs=("gpu", "kernels"))
@@ -213,20 +201,30 @@ def reached_frac(timeline: RankTimeline) -> Value:
 
     The time that their work takes at the rates of the device over the time that they take: for each call of
     an operator the longer of its arithmetic at what the best products reach, and of its bytes at what copies
-    reach. Unknown where the work is known of kernels with less than 70 % of the time, and for devices not in
-    the table.
+    reach. At the least: where what it reaches is known as a range, it counts as reaching the most. Unknown
+    where the work is known of kernels with less than 70 % of the time, and for devices of which nothing is.
     """
+    return _reached(timeline, 0)
+
+
+@rank_fact(unit="fraction", needs=("gpu", "kernels", "shapes", "launches"))
+def reached_most_frac(timeline: RankTimeline) -> Value:
+    """The same at the most: where the device reaches the least of its range."""
+    return _reached(timeline, 1)
+
+
+def _reached(timeline: RankTimeline, end: int) -> Value:
     rates = device_rates(timeline)
     if isinstance(rates, Unknown):
         return rates
     found = kernel_times(timeline)
-    total, known = int(found.length_ns.sum()), ~np.isnan(found.least_ns)
+    total, known = int(found.length_ns.sum()), ~np.isnan(found.least_ns[end])
     if total == 0:
         return _NO_KERNEL
     with_work = int(found.length_ns[known].sum())
     if with_work < KNOWN_WORK * total:
         return Unknown(f"the work is known of kernels with {format_percent(with_work / total)} of the time")
-    return min(float(found.least_ns[known].sum()) / max(with_work, 1), 1.0)
+    return min(float(found.least_ns[end, known].sum()) / max(with_work, 1), 1.0)
 
 
 @rank_fact(unit="tflops", needs=("gpu",))
@@ -247,7 +245,7 @@ def tensor_core_format(timeline: RankTimeline) -> Value:
     """The 16-bit format to train in on the device's tensor cores: "bf16", on Volta and Turing "fp16"."""
     peak, ratio = judged_peak(timeline), tensor_speedup(timeline)
     if isinstance(peak, Unknown):
-        return peak if isinstance(ratio, Unknown) else "fp16" if ratio in OF_FP16 else "bf16"
+        return peak if isinstance(ratio, Unknown) else "fp16" if is_before_ampere(timeline) else "bf16"
     return "bf16" if peak.bf16_tflops else "fp16" if peak.fp16_tflops else Unknown("it has no tensor cores")
 
 

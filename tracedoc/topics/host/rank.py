@@ -11,7 +11,7 @@ from tracedoc.facts.catalog import rank_fact, total_ms
 from tracedoc.spans import Spans
 from tracedoc.step.kernels.times import judged_kernels, small_kernel_rows
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.host import optimizer_spans
+from tracedoc.timeline.host import dtensor_dispatch, optimizer_spans
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.script_code import place_around
 from tracedoc.timeline.stalls import (
@@ -79,6 +79,19 @@ def host_away_gaps(timeline: RankTimeline) -> Value:
     """Number of gaps that :func:`host_away_idle_ms` adds up."""
     spans = host_away_idle(timeline)
     return NO_LAUNCH if spans is None else len(spans)
+
+
+@rank_fact(unit="ms", needs=("launches", "host_ops"))
+def dtensor_idle_ms(timeline: RankTimeline) -> Value:
+    """GPU idle time of the median step while the host clips or updates parameters that are DTensors.
+
+    Those of FSDP2 and of tensor parallelism are. The GPU waits for the next launch, and each operator goes
+    through Python that works out how its result is sharded.
+    """
+    paced, dispatched = launch_pace_idle(timeline), dtensor_dispatch(timeline)
+    if paced is None or not len(dispatched):
+        return Unknown("no operator of DTensors is in this trace")
+    return (paced & dispatched).total_ns / 1e6 or Unknown("the GPU does not wait for it")
 
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle after the host waited for it")

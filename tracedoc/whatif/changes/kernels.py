@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from tracedoc.play.run_program import RunProgram
+from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter, of_scenario, scaled
@@ -34,6 +37,37 @@ PRECISION_DOUBT = 1 / 3
 
 DOUBLED = (1.6, 1.8, 2.0)
 """Kernels of twice the batch take this many times as long: small ones leave part of the device idle."""
+
+
+def work_left(share: float, doubled: float) -> float:
+    """What kernels take of their time without a share of their work; twice of it takes ``doubled`` of it."""
+    return float((1.0 - share) ** math.log2(doubled))
+
+
+def batch_work(program: RunProgram) -> tuple[Int64Array, Int64Array]:
+    """What both passes compute: ns of events and, on CPUs, of the host's points."""
+    layout = program.layout
+    dur = np.where(np.isin(layout.event_part, PASSES) & layout.computes, program.dur, 0).astype(np.int64)
+    lag = np.zeros(layout.points, dtype=np.int64)
+    if layout.is_cpu:
+        lag = np.where(np.isin(layout.part, PASSES), program.lag, 0).astype(np.int64)
+        points, paused = layout.at(Doing.NOTHING)
+        lag[points] -= np.minimum(paused, lag[points])
+    return dur, lag
+
+
+def less_padding(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """Let both passes do a share of their work less, and send as much less of samples."""
+    dur, lag = batch_work(program)
+    if not dur.any() and not lag.any():
+        return NotApplicable("the capture does not show what belongs to the forward and backward pass")
+    share = arguments.number("share")
+    gone = 1.0 - work_left(share, of_scenario(program.scenario, *DOUBLED[::-1]))
+    program = with_bytes(program, arguments, grow_with_batch(program), 1.0 - share)
+    return program.edited(
+        dur=program.dur - np.rint(gone * dur).astype(np.int64),
+        lag=program.lag - np.rint(gone * lag).astype(np.int64),
+    )
 
 
 def faster_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -155,6 +189,13 @@ CHANGES = (
         (),
         "kernels take 1.6 to 2 times as long, gradient messages and optimizer as long as now",
         units=2.0,
+    ),
+    Change(
+        "less-padding",
+        "batches hold no padding: a share of the work of both passes goes",
+        less_padding,
+        (Parameter("share", "the share of a batch's places that is padding now", 0.3, 0.0, 1.0),),
+        "kernels of half the work take a half to five eighths of their time",
     ),
     Change(
         "no-recompute",
