@@ -11,6 +11,7 @@ import pytest
 
 from tracedoc.collector import evidence
 from tracedoc.collector.evidence import CollectionWatch
+from tracedoc.collector.host import environment
 from tracedoc.collector.host.devices import HostCommands, summarise_samples
 from tracedoc.collector.host.environment import difference, read_counters
 from tracedoc.collector.host.placement import numbers, ranges
@@ -98,6 +99,19 @@ def test_counters_tell_what_was_added() -> None:
     assert difference({"a": 5, "b": 7, "c": 9}, {"a": 8, "b": 7, "c": 2}) == {"a": 3}
     before = read_counters()
     assert before["process.user_us"] > 0
+
+
+def test_pressure_is_that_of_the_host_where_the_group_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment, "_PRESSURE", tmp_path)
+    monkeypatch.setattr(environment, "cgroup_file", lambda name, controller: None)
+    (tmp_path / "io").write_text(
+        "some avg10=0.00 avg60=0.00 avg300=0.21 total=342692585\nfull avg10=0.00 total=7\n"
+    )
+    counted = read_counters()
+    assert counted["pressure.io_us"] == 342692585
+    assert "pressure.memory_us" not in counted
 
 
 def test_a_thread_tells_how_long_it_waited_for_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

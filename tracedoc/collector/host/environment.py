@@ -35,6 +35,7 @@ _PACKAGES = (
 """Their versions are recorded where the process has imported them."""
 
 _CGROUPS = Path("/sys/fs/cgroup")
+_PRESSURE = Path("/proc/pressure")
 
 
 def describe_environment() -> Plain:
@@ -248,7 +249,7 @@ _MEMORY_EVENTS = ("high", "max", "oom", "oom_kill")
 def read_counters() -> Counters:
     """Return the counters of this moment, by dotted name; what the host does not have is left out."""
     found: Counters = {}
-    for read in (_process, _disk, _cgroup, _network, _tcp, _infiniband):
+    for read in (_process, _disk, _pressure, _cgroup, _network, _tcp, _infiniband):
         found |= probe(read) or {}
     return found
 
@@ -295,6 +296,20 @@ def _disk() -> Counters:
     host = (line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     found = {f"process.{name}": int(value) for name, value in io if name == "read_bytes"}
     return found | {f"swap.{name}": int(value) for name, value in host if name in _SWAP_COUNTERS}
+
+
+def _pressure() -> Counters:
+    """For how many us some task of the job's control group waited for reads and writes, or for memory.
+
+    Of the whole host where the group does not count it.
+    """
+    found: Counters = {}
+    for name in ("io", "memory"):
+        file = cgroup_file(f"{name}.pressure", "") or _PRESSURE / name
+        if text := probe(file.read_text):
+            some = text.splitlines()[0].split()
+            found[f"pressure.{name}_us"] = int(some[-1].removeprefix("total="))
+    return found
 
 
 def _cgroup() -> Counters:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from tracedoc.facts.catalog import digest_fact, manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
-from tracedoc.run.machine import LoaderWindow
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
 from tracedoc.topics.input.run import training_thread_busy_frac
@@ -68,10 +67,26 @@ def _workers(rank: RankJob) -> int:
     return max(len(window.workers) if window is not None else 0, rank.loader.workers or 0)
 
 
+@manifest_fact(unit="fraction")
+def io_wait_frac(rank: RankJob) -> Value:
+    """Share of the captured steps in which some task of the job waits for a read or write to be done.
+
+    By the pressure that Linux counts for the job's control group, else for its host: also where a disk is
+    throttled, or a file system is on the network.
+    """
+    window, waited = rank.machine.loader, rank.counters.get("pressure.io_us")
+    if window is None or not window.wall_us or waited is None:
+        return NO_WINDOW
+    return min(waited / window.wall_us, 1.0)
+
+
 @digest_fact(
     unit="text",
     values=LIMITS,
-    needs=(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, compute_ms, slowest_worker),
+    needs=(
+        *(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, compute_ms),
+        *(slowest_worker, io_wait_frac),
+    ),
 )
 def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What keeps the data loader from being faster, where training waits for it.
@@ -103,13 +118,16 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
         return "none"
     ran, waited = (sum(one.get(name, 0) for one in window.workers) for name in ("ran_us", "waited_us"))
     slept = len(window.workers) * window.wall_us - ran - waited
-    parts = {"CPU": ran, "few cores": waited, _waiting(window): slept}
+    read = sum(one.get("read_bytes", 0) for one in window.workers)
+    asked = read >= READ_BYTES or any(one.get("disk_ticks") for one in window.workers)
+    parts = {"CPU": ran, "few cores": waited, _waiting(rank, asked=asked): slept}
     return max(parts, key=lambda part: parts[part])
 
 
-def _waiting(window: LoaderWindow) -> str:
-    read = sum(one.get("read_bytes", 0) for one in window.workers)
-    return "disk" if read >= READ_BYTES or any(one.get("disk_ticks") for one in window.workers) else "waiting"
+def _waiting(rank: RankJob, *, asked: bool) -> str:
+    """What a loader sleeps for: a disk that it ``asked``, or that some task waits for most of the time."""
+    pressed = io_wait_frac(rank)
+    return "disk" if asked or (isinstance(pressed, float) and pressed >= BUSY) else "waiting"
 
 
 def _of_thread(rank: RankJob, digest: RankDigest) -> Value:
@@ -129,7 +147,7 @@ def _of_thread(rank: RankJob, digest: RankDigest) -> Value:
     share, loads, length, computes = known
     elsewhere = max(length - loads, 0.0)
     if (1.0 - share) * length - (elsewhere - computes * digest.is_cpu) >= BUSY * loads:
-        return "disk" if rank.counters.get("process.read_bytes", 0) >= READ_BYTES else "waiting"
+        return _waiting(rank, asked=rank.counters.get("process.read_bytes", 0) >= READ_BYTES)
     return "CPU" if share * length - elsewhere >= BUSY * loads else "none"
 
 
