@@ -52,6 +52,43 @@ def test_a_step_that_the_collector_makes_long_does_not_count(watched: StackSampl
     assert len(watched._lengths) == 5
 
 
+class Clock:
+    """A thread that asks for the interpreter wakes when it is told to, and has waited for cores as told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = self.core_ns = self.late_ns = 0
+        monkeypatch.setattr(samples.time, "perf_counter_ns", lambda: self.now_ns)
+        monkeypatch.setattr(samples, "_scheduled", lambda thread: (0, self.core_ns))
+
+    def wait(self, seconds: float) -> bool:
+        self.now_ns += int(seconds * 1e9) + self.late_ns
+        return False
+
+    def is_set(self) -> bool:
+        return False
+
+
+def test_the_interpreter_is_held_for_those_who_wait_a_switch_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four times it came at once, after 6 ms, after 6 ms of which 5 were for a core, and after 3 ms."""
+    clock, asks = Clock(monkeypatch), samples.LockAsks()
+    assert asks.describe() is None
+    for late_ms, core_ms in [(0, 0), (6, 0), (6, 5), (3, 0)]:
+        clock.late_ns = late_ms * 10**6
+        clock.core_ns += core_ms * 10**6
+        asks.wait(clock, 0.02)
+    assert asks.describe() == {"asked": 4, "held": 1}
+
+
+def test_threads_without_a_lock_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, asks = Clock(monkeypatch), samples.LockAsks()
+    clock.late_ns = 6 * 10**6
+    asks.wait(clock, 0.02)
+    monkeypatch.setattr(samples.sys, "_is_gil_enabled", lambda: False, raising=False)
+    assert asks.describe() is None
+
+
 def free_memory() -> None:
     """Collect garbage, as scripts do."""
     gc.collect()

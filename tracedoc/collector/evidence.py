@@ -347,6 +347,7 @@ def _so_far(watch: _Watch) -> Facts:
         compile=probe(describe_compile, {}),
         collections=watch.collections.describe(),
         samples=watch.samples.describe(),
+        interpreter=watch.samples.lock.describe(),
         batch=watch.loader.tensors,
         loader=watch.loader.so_far(),
         nccl=probe(read_nccl_log, os.environ, os.getpid()),

@@ -33,6 +33,9 @@ _OURS = os.path.dirname(__file__)
 _AROUND = frozenset({"counted", "watched", "watched_start"})
 """Functions of the collector around the job's own: all optimizers and data loaders run in one."""
 
+HELD = 0.8
+"""A thread that waits so much of the switch interval is let in because it asked; less is slack."""
+
 OWN_THREADS = "tracedoc-"
 _TASKS = "/proc/self/task/{}/schedstat"
 MAX_THREADS = 64
@@ -42,11 +45,45 @@ Stack = tuple[tuple[CodeType, int], ...]
 
 def ran_ns(thread: threading.Thread) -> int:
     """The ns for which a thread of this process has run, by the Linux scheduler; 0 where nobody counts it."""
+    return _scheduled(thread)[0]
+
+
+def _scheduled(thread: threading.Thread) -> tuple[int, int]:
+    """The ns for which a thread ran, and for which it waited for a core; 0 where nobody counts them."""
     try:
         with open(_TASKS.format(thread.native_id), encoding="ascii") as file:
-            return int(file.read().split()[0])
-    except (OSError, ValueError, IndexError):
-        return 0
+            ran, waited, *_ = file.read().split()
+            return int(ran), int(waited)
+    except (OSError, ValueError):
+        return 0, 0
+
+
+class LockAsks:
+    """How often the interpreter was held for a whole switch interval when a thread that woke asked for it.
+
+    PyTorch gives it away in its operators: long holds are those of Python code, of any other thread. What the
+    thread waited for a core does not count.
+    """
+
+    def __init__(self) -> None:
+        self._asked = self._held = self._waited_ns = 0
+
+    def wait(self, event: threading.Event, seconds: float) -> bool:
+        """Wait for an event as it does, and note whether the interpreter was held afterwards."""
+        due_ns = time.perf_counter_ns() + int(max(seconds, 0.0) * 1e9)
+        happened = event.wait(seconds)
+        late_ns = time.perf_counter_ns() - due_ns
+        waited_ns = _scheduled(threading.current_thread())[1]
+        late_ns, self._waited_ns = late_ns - (waited_ns - self._waited_ns), waited_ns
+        if not happened:
+            self._asked += 1
+            self._held += late_ns >= HELD * sys.getswitchinterval() * 1e9
+        return happened
+
+    def describe(self) -> Plain | None:
+        """How often it was ``asked`` for, and ``held``; ``None`` before, and where threads need no lock."""
+        locks = getattr(sys, "_is_gil_enabled", lambda: True)()
+        return {"asked": self._asked, "held": self._held} if locks and self._asked else None
 
 
 def other_threads(training: int) -> list[threading.Thread]:
@@ -107,6 +144,7 @@ class StackSamples:
         self._ended = threading.Event()
         self._stacks, self._beside = StackTimes(), StackTimes()
         self._loop: Stack = ()
+        self.lock = LockAsks()
 
     def begin(self) -> None:
         """Watch from now on."""
@@ -147,7 +185,7 @@ class StackSamples:
 
     def _watch(self) -> None:
         due_ns = LEAST_NS
-        while not self._ended.wait(due_ns / 1e9):
+        while not self.lock.wait(self._ended, due_ns / 1e9):
             began, number, lengths = self._began_ns, self._steps, list(self._lengths)
             if not began or len(lengths) < STEPS_FOR_USUAL:
                 due_ns = LEAST_NS

@@ -51,7 +51,8 @@ class Machine:
     ``nodes`` the processors of each NUMA node. ``memory`` are bytes of the rank by node, ``interfaces``
     speeds in Mb/s, ``ports`` rates of InfiniBand ports by name. ``pairs`` are ranks that NCCL joins, and how;
     ``settings`` and ``warnings`` are those of its log. ``threads`` are us that other threads of the process
-    ran in the captured steps. ``versions`` are those of the driver and of the network.
+    ran in the captured steps; ``interpreter`` is how often its lock was ``asked`` for, and ``held`` for long.
+    ``versions`` are those of the driver and of the network.
     """
 
     allowed: Cpus = frozenset()
@@ -70,6 +71,7 @@ class Machine:
     warnings: tuple[str, ...] = ()
     loader: LoaderWindow | None = None
     threads: Counted = field(default_factory=dict)
+    interpreter: Counted = field(default_factory=dict)
     versions: tuple[tuple[str, str], ...] = ()
 
 
@@ -124,6 +126,7 @@ def read_machine(part: Entry) -> Machine:
         warnings=texts_at(nccl, "warnings"),
         loader=_loader(window, part) if "loader" in window else None,
         threads=values_at(entry_at(window, "threads"), int),
+        interpreter=values_at(entry_at(part, "interpreter"), int),
         versions=tuple((name, text) for name, text in named if text),
     )
 

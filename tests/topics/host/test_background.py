@@ -15,7 +15,7 @@ from tracedoc.run.machine import LoaderWindow, Machine
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
-from tracedoc.topics.host.run import busy_threads
+from tracedoc.topics.host.run import busy_threads, interpreter_held_frac
 from tracedoc.values import Unknown
 
 ALIKE = """
@@ -56,6 +56,16 @@ def diagnosed(folder: Path, held_ms: float, *, quiet_ms: float = 40, calls: str 
         }
     (folder / MANIFEST_NAME).write_text(json.dumps({"schema": MANIFEST_SCHEMA, "ranks": entries}))
     return diagnose([folder], Options(jobs=1, replay=False))
+
+
+@pytest.mark.parametrize(
+    ("counted", "share"), [({"asked": 400, "held": 100}, 0.25), ({"asked": 40, "held": 40}, None), ({}, None)]
+)
+def test_the_interpreter_is_held_for_a_share_of_those_who_ask(
+    counted: dict[str, int], share: float | None
+) -> None:
+    found = interpreter_held_frac(RankJob(0, machine=Machine(interpreter=counted)))
+    assert isinstance(found, Unknown) if share is None else found == share
 
 
 @pytest.mark.parametrize(

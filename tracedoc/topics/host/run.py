@@ -457,6 +457,23 @@ def busy_threads(rank: RankJob) -> Value:
     return ", ".join(f"{name} ({format_percent(shares[name])})" for name in busy[:3]) or "none"
 
 
+FEWEST_ASKS = 50
+"""Of fewer times in which the interpreter was asked for a share says little."""
+
+
+@manifest_fact(unit="fraction")
+def interpreter_held_frac(rank: RankJob) -> Value:
+    """How often Python code held the interpreter for a switch interval (5 ms) when a thread asked for it.
+
+    Of the times at which the collector's own thread woke in the job; what it waited for a core is left out.
+    Operators of PyTorch give the interpreter away. Unknown where Python's threads need no lock.
+    """
+    asked, held = (rank.machine.interpreter.get(name, 0) for name in ("asked", "held"))
+    if asked < FEWEST_ASKS:
+        return Unknown("the interpreter was asked for too seldom, or it has no lock")
+    return min(held / asked, 1.0)
+
+
 def _longest(run: RunView) -> CodePlace | Unknown | None:
     if not run.source_steps:
         return NO_STACKS
