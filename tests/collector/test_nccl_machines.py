@@ -102,6 +102,23 @@ def test_each_machine_tells_its_path(log: str, expected: tuple[Any, ...]) -> Non
     assert dict(machine.versions)["network of NCCL"] == network
 
 
+TWO_GROUPS = """\
+a:4:4 [0] NCCL INFO NCCL version 2.21.5+cuda12.4
+a:4:8 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_3:1/IB [RO]; OOB bond0:10.1.0.4<0>
+a:4:8 [0] NCCL INFO ncclCommInitRankConfig comm 0x55 rank 0 nranks 16 cudaDev 0 commId 0x1 - Init START
+a:4:9 [0] NCCL INFO ncclCommInitRankConfig comm 0x66 rank 0 nranks 4 cudaDev 0 commId 0x2 - Init START
+a:4:8 [0] NCCL INFO Channel 00/0 : 0[0] -> 8[0] [send] via NET/IB/0/GDRDMA
+a:4:9 [0] NCCL INFO Channel 00/0 : 0[0] -> 2[0] [send] via NET/IB/0/GDRDMA
+a:4:9 [0] NCCL INFO Channel 01/0 : 0[0] -> 2[0] [send] via NET/IB/1/GDRDMA
+"""
+
+
+def test_each_group_tells_its_cards() -> None:
+    found = summarise_log(TWO_GROUPS.splitlines())
+    assert found["cards"] == {"4": ["mlx5_0", "mlx5_3"], "16": ["mlx5_0"]}
+    assert read_machine({"nccl": found}).cards == {"4": ("mlx5_0", "mlx5_3"), "16": ("mlx5_0",)}
+
+
 def test_what_looks_like_a_secret_is_left_out() -> None:
     lines = [
         "a:4:4 [0] NCCL INFO NCCL_AUTH_TOKEN set by environment to hunter2.",

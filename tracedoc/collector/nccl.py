@@ -34,6 +34,8 @@ _LINK = re.compile(
     r"NCCL INFO (?:NVLS )?Channel (\d+)(?:/\d+)? : (\d+)\[\w+\] -> (\d+)\[\w+\] "
     r"(?:\[(?:send|receive)\] )?via (NET/AWS Libfabric\S*|\S+)"
 )
+_THREAD = re.compile(r"[^\s:]+:\d+:\d+ \[")
+_CARD = re.compile(r"NET/(\w+)/(\d+)")
 _RING = re.compile(r"NCCL INFO (?:Channel (\d+)/\d+ :(?:\s+\d+)+\s*$|Ring (\d+) :)")
 _CONNECTED = re.compile(r"NCCL INFO Connected all rings, use ring PXN (\d) GDR (\d)")
 _CHANNELS = re.compile(
@@ -110,7 +112,8 @@ def summarise_log(lines: Iterable[str]) -> Plain:
     """What the lines of a log show: version, network, links, rings, NVLS, settings and warnings.
 
     ``transports`` counts channels by way of transport (``P2P/CUMEM``, ``SHM/direct``, ``NET/IB``); ``links``
-    lists each pair of ranks once. ``gdr`` is whether the network card reads GPU memory directly.
+    lists each pair of ranks once. ``gdr`` is whether the network card reads GPU memory directly, ``cards``
+    which of them the groups of so many ranks take.
     """
     seen = _Seen()
     for line in lines:
@@ -128,6 +131,7 @@ def summarise_log(lines: Iterable[str]) -> Plain:
         pxn=seen.pxn,
         nvls=seen.nvls,
         channels=seen.channels,
+        cards={str(size): sorted(cards) for size, cards in sorted(seen.cards.items())},
         p2p_chunk_bytes=seen.chunk,
         settings=seen.settings,
         warnings=seen.warnings,
@@ -144,6 +148,8 @@ class _Seen:
         self.transports: Counter[str] = Counter()
         self.links: dict[tuple[int, int, str], None] = {}
         self.rings: set[int] = set()
+        self.cards: dict[int, set[str]] = {}
+        self._sizes: dict[str, int] = {}
         self.gdr: bool | None = None
         self.pxn: bool | None = None
         self.nvls: bool | None = None
@@ -160,11 +166,20 @@ class _Seen:
             self.links[int(match[2]), int(match[3]), transport] = None
             if transport.startswith("NET/"):
                 self.gdr = bool(self.gdr) or direct
+                self._card(line, match[4])
         elif match := _RING.search(line):
             self.rings.add(int(match[1] or match[2]))
         elif match := _CONNECTED.search(line):
             self.pxn, self.gdr = match[1] == "1", match[2] == "1" or bool(self.gdr)
         return match is not None
+
+    def _card(self, line: str, way: str) -> None:
+        """Which card a group takes: the one that the thread of a line has begun last."""
+        card, size = _CARD.match(way), self._sizes.get(_thread(line), 0)
+        if card and size:
+            known_cards = self.adapters.get(card[1], [])
+            named = known_cards[int(card[2])] if int(card[2]) < len(known_cards) else f"{card[1]}/{card[2]}"
+            self.cards.setdefault(size, set()).add(named)
 
     def group(self, line: str) -> bool:
         """The library, its network, and the groups of ranks."""
@@ -176,8 +191,10 @@ class _Seen:
             self.adapters[match[1]] = _ADAPTER.findall(match[2])
         elif match := _COMMUNICATOR.search(line):
             self.communicators[tuple(int(match[i]) for i in (2, 3, 4))] = None
+            self._sizes[_thread(line)] = int(match[2])
         elif match := _START.search(line):
             self.communicators.setdefault((int(match[2]),))
+            self._sizes[_thread(line)] = int(match[2])
         return match is not None
 
     def setting(self, line: str) -> bool:
@@ -197,6 +214,12 @@ class _Seen:
             if len(self.warnings) < MAX_WARNINGS and text not in self.warnings and not looks_secret(text):
                 self.warnings.append(text)
         return match is not None
+
+
+def _thread(line: str) -> str:
+    """The host, process and thread that a line is of, "" where it does not say."""
+    match = _THREAD.match(line)
+    return match[0] if match else ""
 
 
 def _transport(way: str) -> tuple[str, bool]:

@@ -49,10 +49,11 @@ class Machine:
 
     ``allowed`` of the ``usable`` processors are its own; ``first_threads`` has one of each core of the host,
     ``nodes`` the processors of each NUMA node. ``memory`` are bytes of the rank by node, ``interfaces``
-    speeds in Mb/s, ``ports`` rates of InfiniBand ports by name. ``pairs`` are ranks that NCCL joins, and how;
-    ``settings`` and ``warnings`` are those of its log. ``threads`` are us that other threads of the process
-    ran in the captured steps; ``interpreter`` is how often its lock was ``asked`` for, and ``held`` for long.
-    ``versions`` are those of the driver and of the network.
+    speeds in Mb/s, ``ports`` rates of InfiniBand ports by name. ``pairs`` are ranks that NCCL joins, and how,
+    ``cards`` those that its groups take, by how many ranks they have; ``settings`` and ``warnings`` are its
+    log's. ``threads`` are us that other threads of the process ran in the captured steps; ``interpreter`` is
+    how often its lock was ``asked`` for, and ``held`` for long. ``versions`` are those of the driver and of
+    the network.
     """
 
     allowed: Cpus = frozenset()
@@ -67,6 +68,7 @@ class Machine:
     pcie: Counted = field(default_factory=dict)
     nvlinks: int | None = None
     pairs: tuple[tuple[int, int, str], ...] = ()
+    cards: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     loader: LoaderWindow | None = None
@@ -94,7 +96,7 @@ def read_machine(part: Entry) -> Machine:
     """The machine of one rank's part."""
     environment, window = entry_at(part, "environment"), entry_at(part, "window")
     host, nccl = entry_at(environment, "host"), entry_at(part, "nccl")
-    nodes, device = entry_at(host, "numa_nodes"), entry_at(part, "device")
+    nodes, device, cards = entry_at(host, "numa_nodes"), entry_at(part, "device"), entry_at(nccl, "cards")
     cpus = values_at(entry_at(nodes, "cpus"), str)
     listed = nodes.get("allowed")
     # Older manifests have it among what the card is.
@@ -122,6 +124,7 @@ def read_machine(part: Entry) -> Machine:
         pcie=pcie | values_at(entry_at(window, "pcie"), int),
         nvlinks=value_at(device, "nvlinks_active", int),
         pairs=tuple(_pairs(nccl)),
+        cards={size: texts_at(cards, size) for size in cards if size.isdecimal()},
         settings=values_at(entry_at(nccl, "settings"), str),
         warnings=texts_at(nccl, "warnings"),
         loader=_loader(window, part) if "loader" in window else None,

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import tracedoc
 from tracedoc.ranks.matching import Matching
 from tracedoc.testing import TraceBuilder
+from tracedoc.testing.cases import write_job
+from tracedoc.topics.links.path import path_reason
 
 
 def matched(folder: Path, builders: list[TraceBuilder]) -> Matching:
@@ -46,3 +50,40 @@ def test_what_remains_between_two_clocks(tmp_path: Path) -> None:
         builders.append(builder)
     # The median is 0.01 ms more than the distance; what is left is 0.01, 0 and 0.03 ms.
     assert matched(tmp_path, builders).clock.residual_ns == 10_000
+
+
+SHARED = "the groups tp and dp share mlx5_0, 50 % of the time at once"
+
+
+@pytest.mark.parametrize(
+    ("cards", "begins_ms", "reason"),
+    [
+        (
+            {"2": ["mlx5_0"], "4": ["mlx5_0"]},
+            40,
+            SHARED,
+        ),
+        ({"2": ["mlx5_0"], "4": ["mlx5_0"]}, 55, "none"),
+        ({"2": ["mlx5_0"], "4": ["mlx5_3"]}, 40, "none"),
+        ({"2": ["mlx5_0"], "4": ["mlx5_0", "mlx5_3"]}, 40, "none"),
+        ({}, 40, "none"),
+    ],
+    ids=["at once", "one after the other", "a card each", "two cards of one", "no log"],
+)
+def test_two_groups_share_a_card(
+    cards: dict[str, list[str]], begins_ms: float, reason: str, tmp_path: Path
+) -> None:
+    """The first sends from 30 to 50 ms, the second for 20 ms from when it begins."""
+    for rank in range(4):
+        builder = TraceBuilder(rank, 4)
+        for index in (1, 2, 3):
+            start = 100 * index
+            builder.step(index, start, start + 99).backward(start + 5, start + 8)
+            builder.kernel("k", start + 10, start + 20)
+            mine = (0, 1) if rank < 2 else (2, 3)
+            pair, begin = "tp" if rank < 2 else "tp2", start + begins_ms
+            builder.collective("allreduce", start + 30, start + 50, group=pair, ranks=mine)
+            builder.collective("allreduce", begin, begin + 20, group="dp", ranks=range(4), stream=21)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    write_job(tmp_path, range(4), {"nccl": {"cards": cards}}, "")
+    assert path_reason(tracedoc.measure([tmp_path]).measurements.run) == reason

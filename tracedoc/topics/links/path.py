@@ -5,12 +5,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import combinations
+
+import numpy as np
 
 from tracedoc.facts.catalog import NO_MANIFEST, manifest_fact, run_fact
 from tracedoc.ranks.bandwidth import FAST_GBPS
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.trace.devices import device_peak
+from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value
 
 NO_LOG = Unknown("no log of NCCL: collect without --no-nccl-log, and without an NCCL_DEBUG of the job's own")
@@ -230,7 +235,7 @@ def path_reason(run: RunView) -> Value:
     """What of the path of messages explains their rate, in words, or "none".
 
     Sockets beside InfiniBand, cards that send nothing, an interface below half the speed of another, copies
-    through host memory.
+    through host memory, groups that take one card at the same time.
     """
     if run.job is None:
         return NO_MANIFEST
@@ -242,7 +247,35 @@ def path_reason(run: RunView) -> Value:
     if _number(network_interface_gbps(run)) < _number(fastest_interface_gbps(run)) / 2:
         return f"messages take the slow interface {network_interface(run)}"
     detour = host_memory_path(run)
-    return f"NCCL copies through host memory ({detour})" if detour in DETOURS[1:] else "none"
+    if detour in DETOURS[1:]:
+        return f"NCCL copies through host memory ({detour})"
+    return next((shared for digest in run.digests if (shared := _shared_card(run, digest))), "none")
+
+
+AT_ONCE = 0.25
+"""Two groups that send together for less of the shorter one's time slow each other by an eighth at most."""
+
+
+def _shared_card(run: RunView, digest: RankDigest) -> str:
+    """Which two groups of a rank take one card at the same time, in words, "" where none do.
+
+    Groups of one size are told apart by nothing in NCCL's log: they count as one.
+    """
+    rank, table = run.job.rank(digest.rank) if run.job is not None else None, digest.collectives
+    cards = {} if rank is None else {int(n): one[0] for n, one in rank.machine.cards.items() if len(one) == 1}
+    sends = {}
+    for size in sorted(cards):
+        kinds = [place for place, kind in enumerate(table.kinds) if kind.group_size == size]
+        rows = np.flatnonzero(np.isin(table.kind, kinds))
+        names = ", ".join(dict.fromkeys(table.kinds[one].group_name or f"of {size} ranks" for one in kinds))
+        sends[size] = (names, run.transfers(digest, rows))
+    for one, other in combinations(sends, 2):
+        (first, sent), (second, also) = sends[one], sends[other]
+        least = min(sent.total_ns, also.total_ns)
+        if cards[one] == cards[other] and least and (sent & also).total_ns >= AT_ONCE * least:
+            share = format_percent((sent & also).total_ns / least)
+            return f"the groups {first} and {second} share {cards[one]}, {share} of the time at once"
+    return ""
 
 
 def _number(value: Value) -> float:
