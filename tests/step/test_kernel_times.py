@@ -15,8 +15,9 @@ from click.testing import CliRunner
 import tracedoc
 from tracedoc.cli import main
 from tracedoc.step.kernels.groups import BY, kernel_groups
-from tracedoc.step.kernels.layers import repeated
+from tracedoc.step.kernels.layers import OUTSIDE, find_layers, repeated
 from tracedoc.testing import TraceBuilder
+from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 
 BF16 = "c10::BFloat16"
@@ -151,12 +152,22 @@ def test_layers_are_what_repeats(what: str, numbers: str) -> None:
 
 
 def test_layers_of_a_real_model(shared_traces: Path) -> None:
-    """Six layers, of which every second one is computed again: by its backward pass, the last one first."""
+    """Six layers, of which every second one is computed again: by its backward pass, the last one first.
+
+    The ranges of FSDP2's units name them.
+    """
     file = min((shared_traces / "fsdp2_h100_4rank").glob("*.json.gz"))
-    rows = kernel_groups(tracedoc.build_timeline(tracedoc.load(file)), "module")
-    assert {row.name for row in rows} == {*(f"layer {one}" for one in range(6)), "(in no module)"}
-    calls = {row.name: row.calls for row in rows}
-    assert min(calls[f"layer {one}"] for one in (1, 3, 5)) > max(calls[f"layer {one}"] for one in (0, 2, 4))
+    timeline = tracedoc.build_timeline(tracedoc.load(file))
+    calls = {row.name: row.calls for row in kernel_groups(timeline, "module")}
+    layers = [f"layers.{one}" for one in range(6)]
+    assert calls.keys() == {*layers, "tok_embeddings", "norm, output", "(in no module)"}
+    assert min(calls[one] for one in layers[1::2]) > max(calls[one] for one in layers[::2])
+    assert timeline.judged is not None
+    events = timeline.events
+    mine = (events.start_ns >= timeline.judged.start_ns) & (events.start_ns < timeline.judged.end_ns)
+    places = np.flatnonzero(mine & (events.classes == COMPUTE) & (events.device == timeline.device))
+    numbers = find_layers(timeline, places)
+    assert set(numbers.tolist()) == {OUTSIDE, 0, 1, 2, 3, 4, 5}
 
 
 def test_csv_has_all_columns(run_of_three_steps: Path) -> None:

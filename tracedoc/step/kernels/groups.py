@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +17,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.operator_work import Call, Tensor, call_of
 from tracedoc.timeline.phases import Phase
-from tracedoc.trace.columns import Kind
+from tracedoc.trace.columns import Kind, Trace
 
 
 class KernelGroup(msgspec.Struct, frozen=True):
@@ -137,20 +140,46 @@ def _by_phase(timeline: RankTimeline, found: KernelTimes, places: Rows) -> list[
 
 
 def _by_module(timeline: RankTimeline, found: KernelTimes, places: Rows) -> list[str]:
-    """The layer of each kernel, and the kind of the innermost module of PyTorch around its launch.
+    """The unit of FSDP2, else the layer, of each kernel, and the kind of the innermost module around it.
 
-    Backward passes run in no module, and most captures show none: then it is the layer alone.
+    Backward passes run in no module, and most captures show none: then it is the unit or the layer alone.
     """
     trace, calls = timeline.trace, timeline.events.launch_rows[places]
     modules = trace.rows_named(lambda name: name.startswith(_MODULE), Kind.PYTHON)
-    layers = find_layers(timeline, places)
+    layers, units = find_layers(timeline, places), _units(trace, calls)
     named = []
-    for call, layer in zip(calls.tolist(), layers.tolist(), strict=True):
-        numbered = "" if layer == OUTSIDE else f"layer {layer}"
+    for call, layer, unit in zip(calls.tolist(), layers.tolist(), units, strict=True):
+        numbered = unit or ("" if layer == OUTSIDE or any(units) else f"layer {layer}")
         near = modules[: np.searchsorted(trace.ts_ns[modules], trace.ts_ns[call], side="right")]
         held = near[(trace.end_ns[near] > trace.ts_ns[call]) & (trace.thread[near] == trace.thread[call])]
         kind = _kind_of_module(trace.row_name(int(held[-1]))) if call != NO_ROW and held.size else ""
         named.append(", ".join(one for one in (numbered, kind) if one) or "(in no module)")
+    return named
+
+
+_UNIT = re.compile(r"FSDP::(pre|post)_(?:forward|backward)\w* \((.+)\)")
+
+
+def _units(trace: Trace, calls: Rows) -> list[str]:
+    """The unit of FSDP2 between whose hooks each kernel is launched, "" where there is none.
+
+    A unit reaches from where its first hook of a pass begins to where its last one ends.
+    """
+    hooks = trace.rows_named(lambda name: _UNIT.match(name) is not None, Kind.ANNOTATION)
+    edges: dict[int, list[tuple[int, str]]] = {}
+    for row in hooks.tolist():
+        hook = _UNIT.match(trace.row_name(row))
+        mine = edges.setdefault(int(trace.thread[row]), [])
+        if hook is not None:
+            mine.append((int(trace.ts_ns[row]), hook[2]))
+            mine += [(int(trace.end_ns[row]), "")] if hook[1] == "post" else []
+    for mine in edges.values():
+        mine.sort()
+    named = []
+    for call in calls.tolist():
+        mine = edges.get(int(trace.thread[call]), []) if call != NO_ROW else []
+        before = bisect_right(mine, int(trace.ts_ns[call]), key=lambda edge: edge[0])
+        named.append(mine[before - 1][1] if before else "")
     return named
 
 
