@@ -78,7 +78,9 @@ def _judged(timeline: RankTimeline) -> Device | None:
 
 def _multiprocessor(timeline: RankTimeline) -> Multiprocessor | None:
     device = _judged(timeline)
-    return device and multiprocessor(device.name, device.compute_major or 0, device.compute_minor or 0)
+    if device is None:
+        return None
+    return multiprocessor(device.name, device.compute_major or 0, device.compute_minor or 0)
 
 
 def is_before_ampere(timeline: RankTimeline) -> bool:

@@ -150,8 +150,9 @@ def operator_work(trace: Trace) -> OperatorWork:
     for layer in (known & is_matrix, known & ~is_matrix):
         places = np.flatnonzero(layer)
         kept[places[_innermost(trace, rows[places])]] = True
-    columns = (rows, flops, nbytes, is_matrix, misfit, reorders, moved)
-    return OperatorWork(*(column[kept] for column in columns))
+    return OperatorWork(
+        rows[kept], flops[kept], nbytes[kept], is_matrix[kept], misfit[kept], reorders[kept], moved[kept]
+    )
 
 
 _UNKNOWN = Work(np.nan, None)

@@ -85,9 +85,9 @@ def _group(found: KernelTimes, own_ns: Int64Array, name: str, places: npt.NDArra
     sized, rated = ~np.isnan(flops), ~np.isnan(least)
     known, moved = float(length[sized].sum()), ~np.isnan(nbytes)
     taken = float(length[rated].sum())
-    needed = [float(one[rated].sum()) for one in (least, most)] if taken else []
-    reached = [min(one / taken, 1.0) for one in needed] or [None, None]
-    lost = [max(taken - one, 0.0) / 1e6 for one in reversed(needed)] or [None, None]
+    needed = [float(one[rated].sum()) for one in (least, most)]
+    reached: list[float | None] = [min(one / taken, 1.0) if taken else None for one in needed]
+    lost: list[float | None] = [max(taken - one, 0.0) / 1e6 if taken else None for one in reversed(needed)]
     return KernelGroup(
         name=name,
         calls=places.size,
