@@ -252,7 +252,7 @@ def path_reason(run: RunView) -> Value:
     return next((shared for digest in run.digests if (shared := _shared_card(run, digest))), "none")
 
 
-AT_ONCE = 0.25
+TOGETHER_FRAC = 0.25
 """Two groups that send together for less of the shorter one's time slow each other by an eighth at most."""
 
 
@@ -272,7 +272,7 @@ def _shared_card(run: RunView, digest: RankDigest) -> str:
     for one, other in combinations(sends, 2):
         (first, sent), (second, also) = sends[one], sends[other]
         least = min(sent.total_ns, also.total_ns)
-        if cards[one] == cards[other] and least and (sent & also).total_ns >= AT_ONCE * least:
+        if cards[one] == cards[other] and least and (sent & also).total_ns >= TOGETHER_FRAC * least:
             share = format_percent((sent & also).total_ns / least)
             return f"the groups {first} and {second} share {cards[one]}, {share} of the time at once"
     return ""
