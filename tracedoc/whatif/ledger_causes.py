@@ -14,21 +14,19 @@ from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.kernels.times import SMALL_NS
-from tracedoc.step.program import Call, Cause, Doing, Group, Waste
+from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.phases import Phase
-from tracedoc.topics.input.limits import padding_frac
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
-from tracedoc.whatif.changes.kernels import DOUBLED, WASTES, batch_work, work_left
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.split_units import split_units
+from tracedoc.whatif.compute_causes import compute_causes
 from tracedoc.whatif.even_ranks import (
     Even,
     balanced_hosts,
@@ -39,7 +37,7 @@ from tracedoc.whatif.even_ranks import (
     pauses,
     spent,
 )
-from tracedoc.whatif.removal import OverSteps, Removal, Times
+from tracedoc.whatif.removal import OverSteps, Removal, Times, chosen_of
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
@@ -99,7 +97,7 @@ def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
         "host": _host(run, program, even),
         "offload": _offload(replay, program),
         "communication": _communication(run, replay, program),
-        "compute": _compute(run, program, even),
+        "compute": _family(compute_causes(run, program, even)),
     }
     return {name: family for name, family in found.items() if family is not None}
 
@@ -127,8 +125,8 @@ def _ranks(program: RunProgram, even: Even) -> Family[Removal] | None:
     loads = program.layout.kind == Call.INPUT
     dur, lag = _taken(program.dur, even.dur), _taken(program.lag, even.lag)
     own, ready = _taken(program.own, even.own), _taken(program.ready, even.ready)
-    host_own = _chosen(own, ~loads)
-    input_own = _chosen(own, loads)
+    host_own = chosen_of(own, ~loads)
+    input_own = chosen_of(own, loads)
     return _family(
         {
             "ranks.compute": None if dur is None else Removal(dur=dur),
@@ -138,13 +136,6 @@ def _ranks(program: RunProgram, even: Even) -> Family[Removal] | None:
             else Removal(own=input_own, ready=ready),
         }
     )
-
-
-def _chosen(times: Times | None, chosen: Mask) -> Times | None:
-    if times is None:
-        return None
-    kept = np.where(chosen, times, 0)
-    return kept if kept.any() else None
 
 
 # --- input
@@ -160,7 +151,7 @@ def _batch_copies(program: RunProgram) -> Mask:
 def _input(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
     loads = layout.kind == Call.INPUT
-    own, ready = _chosen(even.own, loads), _chosen(np.maximum(even.ready, 0), loads)
+    own, ready = chosen_of(even.own, loads), chosen_of(np.maximum(even.ready, 0), loads)
     copies = _batch_copies(program)
     blocking = np.asarray((layout.cause_kind == Cause.COPY) & copies[layout.cause_from])
     blocked = np.zeros(layout.points, dtype=bool)
@@ -170,7 +161,7 @@ def _input(program: RunProgram, even: Even) -> Family[Removal] | None:
             "input.wait": None if own is None and ready is None else Removal(own=own, ready=ready),
             "input.copies": None
             if not copies.any()
-            else Removal(own=_chosen(even.own, blocked), dur=_chosen(even.dur, copies), dropped=blocking),
+            else Removal(own=chosen_of(even.own, blocked), dur=chosen_of(even.dur, copies), dropped=blocking),
         }
     )
 
@@ -232,10 +223,10 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     return _family(
         {
             **_of_lags({**known, "host.pause": pause}),
-            "host.sync": None if not synced.any() else Removal(own=_chosen(own, at_sync), dropped=synced),
+            "host.sync": None if not synced.any() else Removal(own=chosen_of(own, at_sync), dropped=synced),
             "host.allocator": None
             if not allocates.any()
-            else Removal(own=_chosen(own, allocates), dropped=freed),
+            else Removal(own=chosen_of(own, allocates), dropped=freed),
             "host.launch": Removal(lag=left - pause),
         },
         whole=Removal(lag=lag, own=own, dropped=waits),
@@ -412,102 +403,3 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     uneven = [there[name] for name in ("pipeline.imbalance",) if name in there]
     # Stages wait for a slow rank as well: the bubble is what remains when all are equal.
     return Family((Removal(transfer=transfer, alone=passes), *uneven), there, "pipeline.bubble", "ranks")
-
-
-# --- compute
-
-
-def _compute(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
-    layout = program.layout
-    again = np.asarray((layout.event_part == Phase.RECOMPUTE) & layout.computes)
-    small = _repeated_small(program) & ~again
-    of_optimizer = (layout.event_part == Phase.OPTIMIZER) | (layout.group == Group.OPTIMIZER)
-    copies = np.asarray((layout.group == Group.COPY_OTHER) & ~(again | small | of_optimizer))
-    copied = _chosen(even.dur, copies)
-    others = ~(again | small | of_optimizer | copies)
-    found = {
-        "compute.recompute": _recomputing(program, even) or _without_kernels(program, even, again),
-        "compute.optimizer": _optimizer(program, even, small & of_optimizer),
-        "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
-        "compute.copies": None if copied is None else Removal(dur=copied),
-        **{f"compute.{name}": _wasted(program, even, *waste, others) for name, waste in WASTES.items()},
-    }
-    return _family({**found, "compute.padding": _padded(run, program, even, found)})
-
-
-def _padded(
-    run: RunView, program: RunProgram, even: Even, others: Mapping[str, Removal | None]
-) -> Removal | None:
-    """What both passes take for places of a batch that hold no token, of what other causes leave."""
-    jobs = [None if run.job is None else run.job.rank(rank) for rank in program.layout.ranks]
-    known = [0.0 if one is None else padding_frac(one) for one in jobs]
-    shares = np.array([one if isinstance(one, float) else 0.0 for one in known])
-    if not shares.any():
-        return None
-    dur, lag = batch_work(program.edited(dur=even.dur, lag=even.lag))
-    for one in others.values():
-        dur -= 0 if one is None or one.dur is None else np.minimum(one.dur, dur)
-        lag -= 0 if one is None or one.lag is None else np.minimum(one.lag, lag)
-    most, likely, _ = (
-        np.array([1.0 - work_left(share, doubled) for share in shares.tolist()])
-        for doubled in reversed(DOUBLED)
-    )
-    layout = program.layout
-    doubt = float(most.max() / likely.max()) - 1.0
-    on_host = lag * likely[layout.rank_of_point(np.arange(layout.points))] if lag.any() else lag
-    return Removal(
-        dur=np.rint(dur * likely[layout.event_rank]).astype(np.int64) if layout.events else None,
-        lag=np.rint(on_host).astype(np.int64) if lag.any() else None,
-        doubt=doubt,
-    )
-
-
-def _recomputing(program: RunProgram, even: Even) -> Removal | None:
-    """What ranks on CPUs compute again."""
-    lag = spent(program.layout, Doing.RECOMPUTING, even.lag)
-    return Removal(lag=lag) if lag.any() else None
-
-
-def _wasted(program: RunProgram, even: Even, waste: Waste, doubt: float, others: Mask) -> Removal | None:
-    """What kernels take beyond what the same would take computed another way."""
-    layout = program.layout
-    mine = (layout.waste == waste) & others[layout.waste_event]
-    events = layout.waste_event[mine]
-    taken = np.zeros(layout.events, dtype=np.int64)
-    share = layout.waste_ns[mine] / np.maximum(program.dur[events], 1)
-    taken[events] = np.rint(even.dur[events] * np.minimum(share, 1.0))
-    return Removal(dur=taken, doubt=doubt) if taken.any() else None
-
-
-UNFUSED = 0.5
-"""A fused optimizer takes this share of what one of single operators takes: Adam then reads and writes seven
-values for each parameter instead of some fifteen."""
-
-
-def _optimizer(program: RunProgram, even: Even, small: Mask) -> Removal | None:
-    """What small kernels of an optimizer take, and larger ones for what they read and write again."""
-    layout = program.layout
-    again = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE) & ~small
-    less = np.where(again, np.rint(even.dur * (1 - UNFUSED)).astype(np.int64), even.dur)
-    dur = _chosen(less, np.asarray(again | small))
-    return None if dur is None else Removal(dur=dur, gap=np.where(small, layout.gap, 0))
-
-
-def _repeated_small(program: RunProgram) -> Mask:
-    """Which kernels are small, and follow a small one on their stream: fused, they are one with it.
-
-    Matrix products and attention, as small as they are, stay kernels of their own.
-    """
-    layout = program.layout
-    alone = np.isin(layout.group, (Group.MATRIX, Group.ATTENTION))
-    small = layout.computes & ~alone & (program.dur < SMALL_NS)
-    follows = np.zeros(layout.events, dtype=bool)
-    lane = layout.lane(np.arange(layout.events))
-    follows[1:] = small[1:] & small[:-1] & (lane[1:] == lane[:-1])
-    return follows
-
-
-def _without_kernels(program: RunProgram, even: Even, gone: Mask) -> Removal | None:
-    """What kernels take, with the gaps before them."""
-    dur = _chosen(even.dur, gone)
-    return None if dur is None else Removal(dur=dur, gap=np.where(gone, program.layout.gap, 0))

@@ -110,3 +110,11 @@ def _minus(times: Times, taken: Sequence[Times]) -> Times:
     for part in taken:
         left -= part
     return left
+
+
+def chosen_of(times: Times | None, chosen: Mask) -> Times | None:
+    """The chosen of some times and 0 of others, ``None`` where nothing is left."""
+    if times is None:
+        return None
+    kept = np.where(chosen, times, 0)
+    return kept if kept.any() else None

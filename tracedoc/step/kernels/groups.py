@@ -15,7 +15,7 @@ from tracedoc.step.kernels.times import KernelTimes, times_of
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
-from tracedoc.timeline.operator_work import Call, Tensor, call_of
+from tracedoc.timeline.operators.calls import Call, Tensor, call_of
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind, Trace
 
