@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.warm_torch import REPOSITORY, start_rank, warm_torch
+
 JOBS = Path(__file__).resolve().parent / "jobs"
 
 
@@ -71,32 +72,20 @@ class Rank:
     output: str
 
 
-def run_forked(jobs: dict[str, tuple[list[str], int]], folder: Path, **environ: str) -> dict[str, list[Rank]]:
-    """Run jobs to their ends: scripts with their arguments and a number of ranks. Torch is imported once."""
+def run_alone(jobs: dict[str, tuple[list[str], int]], folder: Path, **environ: str) -> dict[str, list[Rank]]:
+    """Run jobs without the collector to their ends: scripts with their arguments and a number of ranks."""
+    return {name: _run_ranks(name, argv, ranks, folder, environ) for name, (argv, ranks) in jobs.items()}
 
-    def output(name: str, rank: int) -> Path:
-        return folder / f"{name}-{rank}.out"
 
-    asked = [
-        [
-            {
-                "argv": argv,
-                "environ": {"RANK": str(rank), "WORLD_SIZE": str(ranks)},
-                "output": str(output(name, rank)),
-            }
-            for rank in range(ranks)
-        ]
-        for name, (argv, ranks) in jobs.items()
-    ]
-    done = subprocess.run(
-        [sys.executable, str(JOBS.parent / "forks.py"), json.dumps(asked)],
-        env={**environment(), "PYTHONPATH": str(REPOSITORY), **environ},
-        cwd=REPOSITORY, capture_output=True, text=True, check=True, timeout=180,
-    )  # fmt: skip
-    return {
-        name: [Rank(code, output(name, rank).read_text()) for rank, code in enumerate(codes)]
-        for name, codes in zip(jobs, json.loads(done.stdout), strict=True)
-    }
+def _run_ranks(name: str, argv: list[str], ranks: int, folder: Path, environ: dict[str, str]) -> list[Rank]:
+    outputs = [folder / f"{name}-{rank}.out" for rank in range(ranks)]
+    started = []
+    for rank, output in enumerate(outputs):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "PYTHONPATH": str(REPOSITORY), **environ}
+        with output.open("wb") as file, open(os.devnull, "rb") as nothing:
+            files = nothing.fileno(), file.fileno(), file.fileno()
+            started.append(start_rank(warm_torch(), argv, {**environment(), **own}, files))
+    return [Rank(rank.wait(), path.read_text()) for rank, path in zip(started, outputs, strict=True)]
 
 
 @pytest.fixture
@@ -116,11 +105,14 @@ def collect(tmp_path: Path) -> Collect:
     return run
 
 
-def job(name: str, *arguments: str, ranks: int = 1) -> list[str]:
+def job(name: str, *arguments: str, ranks: int = 1, warm: bool = True) -> list[str]:
     """Return the command of a job in tests/collector/jobs."""
-    script = [str(JOBS / f"{name}.py"), *arguments]
-    return (
-        [sys.executable, *script]
-        if ranks == 1
-        else [sys.executable, str(JOBS / "ranks.py"), str(ranks), *script]
-    )
+    return command_of(JOBS / f"{name}.py", *arguments, ranks=ranks, warm=warm)
+
+
+def command_of(script: Path, *arguments: str, ranks: int = 1, warm: bool = True) -> list[str]:
+    """Return the command of a job; one that is not warm imports torch itself."""
+    if ranks == 1 and not warm:
+        return [sys.executable, str(script), *arguments]
+    address = ["--warm", warm_torch()] if warm else []
+    return [sys.executable, str(JOBS / "ranks.py"), *address, str(ranks), str(script), *arguments]

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-import tracedoc
-from tests.collector.conftest import REPOSITORY
+from tests.collector.conftest import run_alone
+from tests.known_runs import diagnosis_of
 from tracedoc.callbacks import log
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import from_json
@@ -26,26 +23,10 @@ trackers = pytest.mark.skipif(
 
 
 def ran(kind: str, folder: Path, *, ranks: int = 1) -> list[str]:
-    """Run a job to its end; return what each rank wrote on stderr."""
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, str(JOB), kind, str(folder)],
-            env={
-                **os.environ,
-                "PYTHONPATH": str(REPOSITORY),
-                "KINETO_LOG_LEVEL": "99",
-                "RANK": str(rank),
-                "WORLD_SIZE": str(ranks),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    said = [job.communicate()[1] for job in jobs]
-    assert [job.returncode for job in jobs] == [0] * ranks, said
-    return said
+    """Run a job to its end; return what each rank wrote."""
+    ended = run_alone({kind: ([str(JOB), kind, str(folder)], ranks)}, folder, KINETO_LOG_LEVEL="99")[kind]
+    assert [rank.code for rank in ended] == [0] * ranks, ended
+    return [rank.output for rank in ended]
 
 
 def diagnosis_in(folder: Path) -> Diagnosis:
@@ -145,7 +126,7 @@ class Writer:
 
 
 def test_shares_that_are_logged_add_up_to_the_step(sample_traces: Path, tmp_path: Path) -> None:
-    diagnosis = tracedoc.diagnose(sample_traces / "synthetic_zero3_gather_stall")
+    diagnosis = diagnosis_of(sample_traces / "synthetic_zero3_gather_stall")
     writer = Writer(tmp_path)
     assert log(diagnosis, writer, object(), writer) == ("tensorboard",)
     step_ms = writer.scalars.pop("tracedoc/step_ms")

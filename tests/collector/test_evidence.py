@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.collector.conftest import run_forked
+from tests.collector.conftest import run_alone
 from tracedoc.run.steplog import STEP, WINDOW, read_step_log
 
 pytest.importorskip("torch", reason="the collector meets live torch objects: needs the extra 'collect'")
@@ -34,7 +34,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / kind).mkdir()
     variables = {"NCCL_ALGO": "Ring", "HF_TOKEN": "hf_abcdefghijklmnopqrst", "CUDA_LAUNCH_BLOCKING": "1"}
     jobs = {kind: ([str(JOB), kind, str(folder / kind), str(STEPS)], ranks) for kind, ranks in kinds.items()}
-    ended = run_forked(jobs, folder, **variables)
+    ended = run_alone(jobs, folder, **variables)
     codes = {kind: [rank.code for rank in ranks] for kind, ranks in ended.items()}
     assert codes == {"ddp": [0, 0], "fsdp2": [0, 0], "fsdp1": [0, 0], "killed": [-9]}, ended
     return folder

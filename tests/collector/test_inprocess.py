@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tests.collector.conftest import REPOSITORY, Collect, Rank, run_forked
+from tests.collector.conftest import Collect, Rank, command_of, run_alone
+from tests.warm_torch import REPOSITORY
 from tracedoc.errors import InputError
 from tracedoc.run.manifest import COMPLETE, PARTIAL, ManifestRank, read_manifest
 
@@ -32,7 +32,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     kinds = {"loop": 2, "twice": 1, "fails": 1, "profiles": 1}
     kinds |= {kind: 1 for kind, package in TRAINERS.items() if find_spec(package)}
     jobs = {kind: ([str(JOB), kind, str(folder / kind)], ranks) for kind, ranks in kinds.items()}
-    ended = run_forked(jobs, folder, KINETO_LOG_LEVEL="99")
+    ended = run_alone(jobs, folder, KINETO_LOG_LEVEL="99")
     return lambda kind: (ended[kind], folder / kind)
 
 
@@ -99,7 +99,7 @@ def test_a_launcher_goes_before_the_script(
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "PYTHONPATH": str(REPOSITORY)}.items():
         monkeypatch.setenv(name, value)
-    launched = collect(sys.executable, str(JOB), "loop", str(tmp_path / "own"))
+    launched = collect(*command_of(JOB, "loop", str(tmp_path / "own")))
     assert launched.code == 0
     assert captured(launched.folder)[0].state == COMPLETE
     assert not list((tmp_path / "own").iterdir())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tests.collector.conftest import JOBS, Collect, Rank, job, run_forked
+from tests.collector.conftest import JOBS, Collect, Rank, job, run_alone
 from tracedoc.run.manifest import read_manifest
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to collect")
@@ -31,13 +31,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
         "plain": ([str(JOBS / "plain.py"), "30"], 2),
         "handles_sigterm": ([str(JOBS / "handles_sigterm.py")], 1),
     }
-    return run_forked(jobs, folder, STORE=str(folder / "store"))
+    return run_alone(jobs, folder, STORE=str(folder / "store"))
 
 
 def test_every_rank_records_the_steps_asked_for_and_the_job_computes_the_same(
     collect: Collect, alone: Alone
 ) -> None:
-    ran = collect(*job("plain", "30", ranks=2))
+    ran = collect(*job("plain", "30", ranks=2, warm=False))
     # Both ranks print the same words into one pipe, where their line ends may change places.
     expected = "".join(rank.output for rank in alone["plain"])
     assert (ran.code, ran.stdout.replace("\n", "")) == (0, expected.replace("\n", ""))
@@ -58,7 +58,7 @@ def test_every_rank_records_the_steps_asked_for_and_the_job_computes_the_same(
 def test_spawned_ranks_are_captured_and_their_loader_workers_and_forks_are_not(
     collect: Collect, tmp_path: Path
 ) -> None:
-    ran = collect(*job("spawned", str(tmp_path / "store")))
+    ran = collect(*job("spawned", str(tmp_path / "store"), warm=False))
     assert ran.code == 0, ran.stderr
     assert ran.stdout.endswith("all done\n")
     assert [ran.rank(rank)["state"] for rank in (0, 1)] == ["complete", "complete"]
@@ -184,14 +184,14 @@ def test_a_job_that_takes_requests_is_captured_again_while_it_runs(
     again = read_manifest(ran.folder / "again-1")
     assert again is not None
     assert [(one.rank, one.state, one.steps_first, one.steps_recorded) for one in again.ranks] == [
-        (0, "complete", 4001, 3),
-        (1, "complete", 4001, 3),
+        (0, "complete", 801, 3),
+        (1, "complete", 801, 3),
     ]
     # The first capture stands as it was, with how the rank ended.
     for rank in (0, 1):
         entry = ran.rank(rank)
         assert (entry["state"], entry["steps"]["first"], entry["end"]) == ("complete", 3, "the job ended")
-        assert entry["steps"]["total"] > 4001
+        assert entry["steps"]["total"] > 801
     assert tracedoc.diagnose([ran.folder / "again-1"]).run.steps_judged == 2
     assert tracedoc.diagnose([ran.folder]).run.steps_judged == 3
 
@@ -231,7 +231,7 @@ def test_of_two_optimizers_the_first_to_step_is_the_clock_and_both_are_counted(c
 
 
 def test_a_compiled_optimizer_is_counted_and_the_hook_is_not_compiled_with_it(collect: Collect) -> None:
-    ran = collect(*job("compiles"), options=SHORT)
+    ran = collect(*job("compiles", warm=False), options=SHORT)
     assert ran.code == 0, ran.stderr
     assert ran.rank(0)["state"] == "complete"
     assert ran.rank(0)["steps"]["total"] == 20
@@ -287,12 +287,13 @@ def test_a_failure_of_the_collector_is_told_and_the_job_goes_on(collect: Collect
     assert ran.rank(0)["reason"] == "the collector failed: KeyError: 'broken on purpose'"
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("script", "environ", "words"),
     [
         ("pathologies.py", {"PATHO": "none"}, "2 of 2 ranks, gloo, DDP"),
-        pytest.param("pathologies.py", {"PATHO": "slowloader"}, "input", marks=pytest.mark.soak),
-        pytest.param("train_fsdp2.py", {"STEPS": "14"}, "FSDP", marks=pytest.mark.soak),
+        ("pathologies.py", {"PATHO": "slowloader"}, "input"),
+        ("train_fsdp2.py", {"STEPS": "14"}, "FSDP"),
     ],
 )
 def test_diagnose_reads_what_torchrun_jobs_leave(

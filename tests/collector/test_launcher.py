@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.collector.conftest import JOBS, REPOSITORY, Collect, environment, job, start
+from tests.collector.conftest import Collect, environment, job, start
+from tests.warm_torch import REPOSITORY
 from tracedoc.cli.collect import _tell_beside
 from tracedoc.collector.launcher import Outcome, check_command, public_command, run_folder, single_process
 from tracedoc.collector.options import Options, level_of, listed_ranks, read_options, write_options
@@ -266,7 +267,3 @@ def test_a_script_is_no_command(tmp_path: Path) -> None:
     script.touch(mode=0o644)
     with pytest.raises(Exception, match="may not be executed"):
         check_command([str(script)])
-
-
-def test_the_jobs_of_these_tests_are_there() -> None:
-    assert (JOBS / "plain.py").is_file()

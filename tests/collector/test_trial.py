@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.collector.conftest import JOBS, Rank, run_forked
+from tests.collector.conftest import JOBS, Rank, run_alone
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to change")
 
@@ -120,7 +120,7 @@ def applied(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, st
     for package in ("torch", *PACKAGES.values()):
         if importlib.util.find_spec(package):
             names = [name for name in CASES if PACKAGES.get(name, "torch") == package]
-            ranks |= run_forked({name: _job(name, folder) for name in names}, folder)
+            ranks |= run_alone({name: _job(name, folder) for name in names}, folder)
     return {name: (rank.code, rank.output) for name, (rank,) in ranks.items()}
 
 

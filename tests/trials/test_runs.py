@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.collector.conftest import command_of
 from tracedoc.collector.trial.changes import read_change
 from tracedoc.trials import one_run
 from tracedoc.trials.one_run import Job, Ran, run_once
@@ -21,11 +21,15 @@ SCRIPT = Path(__file__).with_name("trained.py")
 WAIT, STEPS = 2, 6
 
 
-def run(tmp_path: Path, *changes: str, silence_s: float = 60.0, environ: dict[str, str] | None = None) -> Ran:
-    marker = tmp_path / "marker"
-    job = Job(
-        (sys.executable, str(SCRIPT), str(marker)), tmp_path, {**os.environ, **(environ or {})}, WAIT, STEPS
-    )
+def run(
+    tmp_path: Path,
+    *changes: str,
+    silence_s: float = 60.0,
+    environ: dict[str, str] | None = None,
+    warm: bool = True,
+) -> Ran:
+    command = command_of(SCRIPT, str(tmp_path / "marker"), warm=warm)
+    job = Job(tuple(command), tmp_path, {**os.environ, **(environ or {})}, WAIT, STEPS)
     return run_once(
         job,
         [read_change(text) for text in changes],
@@ -73,7 +77,7 @@ def test_a_script_that_ends_early_says_after_how_many_steps(tmp_path: Path) -> N
 
 
 def test_a_run_that_makes_no_step_any_more_is_ended(tmp_path: Path) -> None:
-    ran = run(tmp_path, "export HOW=hang", silence_s=4.0)
+    ran = run(tmp_path, "export HOW=hang", silence_s=4.0, warm=False)
     assert (ran.hung, ran.problem.startswith("no step in ")) == (True, True)
 
 
@@ -92,7 +96,7 @@ def test_ctrl_c_ends_every_process_also_those_in_sessions_of_their_own(
 
     threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, "export HOW=child")
+        run(tmp_path, "export HOW=child", warm=False)
     assert [p for p in Path("/proc").glob("[0-9]*/cmdline") if _names(p, str(SCRIPT))] == []
 
 

@@ -35,6 +35,11 @@ def fork() -> None:
     os.waitpid(child, 0)
 
 
+def parent() -> int:
+    """Return the process that started the job."""
+    return int(os.environ.get("PARENT", os.getppid()))
+
+
 def ask_for_ctrl_c() -> None:
     """Have whoever started the job press Ctrl-C at its terminal, and go on until that comes."""
     Path(os.environ["RUN_FOLDER"] + ".now").touch()
@@ -61,9 +66,9 @@ WAYS = {
     "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "SIGINT": lambda: os.kill(os.getpid(), signal.SIGINT),
     "Ctrl-C": ask_for_ctrl_c,
-    "parent-SIGTERM": lambda: os.kill(os.getppid(), signal.SIGTERM),
-    "parent-SIGINT": lambda: os.kill(os.getppid(), signal.SIGINT),
-    "parent-SIGKILL": lambda: os.kill(os.getppid(), signal.SIGKILL),
+    "parent-SIGTERM": lambda: os.kill(parent(), signal.SIGTERM),
+    "parent-SIGINT": lambda: os.kill(parent(), signal.SIGINT),
+    "parent-SIGKILL": lambda: os.kill(parent(), signal.SIGKILL),
     "remove-folder": lambda: shutil.rmtree(run_folder()),
     "replace-folder": replace_folder,
     "fork": fork,

@@ -24,7 +24,7 @@ def load_shard() -> None:
     began = time.time()
     while not all(path.exists() and path.stat().st_mtime > began for path in stacks):
         threading.Event().wait(0.01)
-    os.kill(os.getppid(), signal.SIGTERM)
+    os.kill(int(os.environ.get("PARENT", os.getppid())), signal.SIGTERM)
     signal.pause()
 
 
