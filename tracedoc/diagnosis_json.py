@@ -13,7 +13,7 @@ from msgspec.structs import fields
 from tracedoc.diagnosis import READABLE_VERSIONS, SCHEMA_VERSION, Detail, Diagnosis, Finding
 from tracedoc.errors import InputError
 
-_AT_ONCE = 16
+_ITEMS_OF_PIECE = 16
 """Longer tables are written to JSON so many entries at a time."""
 
 
@@ -46,10 +46,10 @@ def _value(value: object, spaces: int) -> Iterator[str]:
             yield f"{',' if number else '['}\n{' ' * spaces}  "
             yield from _fields(finding, spaces + 2)
         yield f"\n{' ' * spaces}]"
-    elif isinstance(value, (tuple, dict)) and len(value) > _AT_ONCE:
+    elif isinstance(value, (tuple, dict)) and len(value) > _ITEMS_OF_PIECE:
         listed = value if isinstance(value, tuple) else tuple(value.items())
-        for first in range(0, len(listed), _AT_ONCE):
-            part = listed[first : first + _AT_ONCE]
+        for first in range(0, len(listed), _ITEMS_OF_PIECE):
+            part = listed[first : first + _ITEMS_OF_PIECE]
             text = _indented(part if isinstance(value, tuple) else dict(part), spaces)
             opening, closing = text[0], text[-1]
             yield f"{',' if first else opening}{text[1 : -spaces - 2]}"

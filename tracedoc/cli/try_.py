@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tracedoc.cli import EXIT_INTERRUPTED
 from tracedoc.cli.completion import files, folders
 from tracedoc.cli.output import (
     SHEET_FORMATS,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from tracedoc.trials.one_run import Job
     from tracedoc.trials.turns import Progress, Turns
 
-EXIT_INTERRUPTED = 130
 TIMED_STEPS = 30
 TIMED_SECONDS = 3.0
 """Starting a job takes longer than that; means of shorter times differ more from run to run."""

@@ -20,7 +20,6 @@ from tracedoc.errors import InputError, TracedocError
 if TYPE_CHECKING:
     from tracedoc.running.watch import JobWatch
 
-LEAST_SECONDS_BETWEEN_LOOKS = 0.05
 SECONDS_SILENT = 30.0
 STILL = 10
 """A job stands still that takes no step for so many seconds and ten usual ones."""
@@ -63,7 +62,7 @@ def watch(run: str, prometheus: str | None, on_drift: str, every: float) -> None
 
 def follow(folder: Path, metrics: Path | None, capture: bool, every: float) -> None:
     """Follow a run until its job ends; raises :class:`InputError` for a folder without step logs."""
-    from tracedoc.run.request import SECONDS_BETWEEN_LOOKS
+    from tracedoc.run.request import LEAST_SECONDS_BETWEEN_LOOKS, SECONDS_BETWEEN_LOOKS
     from tracedoc.running.watch import JobWatch, write_metrics
 
     shown = _Shown(every)

@@ -25,6 +25,7 @@ from tracedoc.collector.trial.changes import read_change
 from tracedoc.collector.variables import looks_secret, names_secret
 from tracedoc.errors import InputError, TracedocError
 from tracedoc.run.manifest import (
+    BY_SIGNAL,
     COMPLETE,
     MANIFEST_SCHEMA,
     NOTHING,
@@ -41,8 +42,8 @@ from tracedoc.run.manifest import (
     write_manifest,
 )
 
-NOT_FOUND, NOT_EXECUTABLE, BY_SIGNAL = 127, 126, 128
-"""What shells return for a command that is not there, may not be run, or (plus n) was ended by signal n."""
+NOT_FOUND, NOT_EXECUTABLE = 127, 126
+"""What shells return for a command that is not there, or may not be run."""
 
 BASELINE = "baseline"
 """The folder in a run directory for the same command on one process."""

@@ -297,7 +297,7 @@ def _resident_bytes() -> int:
         return 0
 
 
-_CHUNK_BYTES = 1 << 20
+_COMPRESSED_BYTES = 1 << 20
 _SPARE_BYTES = 64 << 20
 _GZIP = 31  # zlib's way to ask for a gzip header
 
@@ -324,7 +324,7 @@ def compress(source: Path, target: Path, deadline_s: float) -> int:
     try:
         with source.open("rb") as raw, part.open("wb") as packed:
             deflater = zlib.compressobj(5, zlib.DEFLATED, _GZIP)
-            while chunk := raw.read(_CHUNK_BYTES):
+            while chunk := raw.read(_COMPRESSED_BYTES):
                 packed.write(deflater.compress(chunk))
                 if time.monotonic() > deadline_s:
                     raise TimeoutError("writing the trace took too long")

@@ -10,7 +10,7 @@ from tracedoc.errors import InputError
 
 KINDS = ("weak", "strong")
 
-_ALIKE = 0.1
+_SAME_WORK = 0.1
 """How far the arithmetic of a GPU may be from that of a kind of scaling."""
 
 
@@ -96,9 +96,9 @@ def _gpu_hours(samples: float, step_ms: float, gpus: int) -> float:
 
 
 def _name_of(work: float, shared: float) -> str:
-    if abs(work - 1.0) <= _ALIKE:
+    if abs(work - 1.0) <= _SAME_WORK:
         return "weak"
-    return "strong" if abs(work / shared - 1.0) <= _ALIKE else "other"
+    return "strong" if abs(work / shared - 1.0) <= _SAME_WORK else "other"
 
 
 def _from_captures(base: Diagnosis, head: Diagnosis) -> tuple[float, str]:
@@ -120,9 +120,9 @@ def _from_captures(base: Diagnosis, head: Diagnosis) -> tuple[float, str]:
 def _work(ratio: float, base: Diagnosis, head: Diagnosis) -> float:
     """Return a ratio as exactly that of weak or strong scaling where it is near one of them."""
     shared = gpus(base) / gpus(head)
-    if abs(ratio - 1.0) <= _ALIKE:
+    if abs(ratio - 1.0) <= _SAME_WORK:
         return 1.0
-    return shared if abs(ratio / shared - 1.0) <= _ALIKE else ratio
+    return shared if abs(ratio / shared - 1.0) <= _SAME_WORK else ratio
 
 
 def _batch(diagnosis: Diagnosis) -> float | None:

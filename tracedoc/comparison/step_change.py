@@ -30,7 +30,7 @@ LEAST_RUN = 0.05
 """A thread that waited nearly all of a step still ran for some of it."""
 
 _EXACT_UP_TO = 60
-_MOST_STEPS = 1000
+_STEPS_COMPARED = 1000
 _LONGEST_MS = 1e9  # eleven days; what is longer is no step
 
 
@@ -80,7 +80,7 @@ def _by_step(diagnosis: Diagnosis, value: Callable[[StepBudget], float]) -> list
         for step in rank.steps:
             if step.complete and 0 < step.step_ms < _LONGEST_MS:
                 by_step.setdefault(step.index, []).append(value(step))
-    return [float(np.median(by_step[index])) for index in sorted(by_step)][:_MOST_STEPS]
+    return [float(np.median(by_step[index])) for index in sorted(by_step)][:_STEPS_COMPARED]
 
 
 def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
@@ -236,9 +236,9 @@ def _needed(change: StepChange) -> int | None:
     room = size - change.noise_frac if size > change.noise_frac else UNCHANGED - size
     if room <= 0 or half <= 0:
         return None
-    wider = min(half / room, float(_MOST_STEPS))
+    wider = min(half / room, float(_STEPS_COMPARED))
     needed = ceil(min(change.base_steps, change.head_steps) * wider**2)
-    return needed if needed <= _MOST_STEPS else None
+    return needed if needed <= _STEPS_COMPARED else None
 
 
 def _cut(first: int, second: int) -> int:

@@ -33,7 +33,7 @@ Known = Mapping[str, Collection[str]]
 _T = TypeVar("_T", bound=msgspec.Struct)
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _NUMBER = re.compile(r"[-+]?\d{1,20}(\.\d{0,20})?([eE][-+]?\d{1,3})?", re.ASCII)
-_LARGEST = 2**53  # beyond it integers have no exact float
+_LARGEST_NUMBER = 2**53  # beyond it integers have no exact float
 _TEXT_TAG = "tag:yaml.org,2002:str"
 _TAGGED = (yaml.ScalarEvent, yaml.CollectionStartEvent)
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -196,7 +196,7 @@ class Document:
             return bool(written == "true")
         if _NUMBER.fullmatch(written):
             number = int(written) if re.fullmatch(r"[-+]?\d+", written) else float(written)
-            if not abs(number) <= _LARGEST:
+            if not abs(number) <= _LARGEST_NUMBER:
                 self._fail(node, f"{what} is too large")
             return number
         if written and node.tag != _TEXT_TAG:  # not a number that others read alike: .nan, 0x10, 1_000

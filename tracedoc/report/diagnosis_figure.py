@@ -34,7 +34,7 @@ MOST_ROWS = 64
 
 _LABELLED_ROWS = 24
 _LONGEST_TITLE = 400
-_MOST_NAMED = 4
+_ROWS_NAMED = 4
 """Ranks of one finding whose labels stand out."""
 
 _LEGEND_COLUMNS = 4
@@ -144,7 +144,7 @@ def _timeline(axis: Any, picture: Picture, view: View) -> None:
     _bars(axis, rows, "communication", 0.4, 0.1, {"facecolor": colours()["ink"], "linewidth": 0})
     draw_path(axis, picture.path, [row.rank for row in rows], picture.span_ms)
     _mark(axis, rows, picture, view)
-    few = max(1, min(_MOST_NAMED, len(rows) // 2))
+    few = max(1, min(_ROWS_NAMED, len(rows) // 2))
     marked = (item.finding.ranks for item in view.findings[:NUMBERED_FINDINGS])
     named = {rank for ranks in marked if len(ranks) <= few for rank in ranks}
     _rank_labels(axis, [row.rank for row in rows], named)

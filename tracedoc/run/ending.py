@@ -11,16 +11,15 @@ from datetime import datetime
 from pathlib import Path
 
 from tracedoc.errors import Limit
-from tracedoc.run.manifest import Manifest, ManifestRank
+from tracedoc.run.manifest import BY_SIGNAL, Manifest, ManifestRank
 from tracedoc.run.steplog import STEP, read_step_log
 from tracedoc.run.untrusted import UnusableError, inside
 
 MAX_RANKS = 64
 """The logs of at most this many ranks are read for when they were last alive."""
 
-_BY_SIGNAL = 128
 _RAISED = " ended by "
-_TOLD_TO_END = frozenset({-signal.SIGTERM, _BY_SIGNAL + signal.SIGTERM})
+_TOLD_TO_END = frozenset({-signal.SIGTERM, BY_SIGNAL + signal.SIGTERM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +128,7 @@ def _with(code: int | None, error: str) -> str:
     named = f" ({error})" if error else ""
     if code is None:
         return f"by {error}" if error else "without a word: it was killed, or left by os._exit"
-    number = -code if code < 0 else code - _BY_SIGNAL if code > _BY_SIGNAL else 0
+    number = -code if code < 0 else code - BY_SIGNAL if code > BY_SIGNAL else 0
     try:
         name = signal.Signals(number).name
     except ValueError:

@@ -31,6 +31,9 @@ COMPLETE, PARTIAL, NOTHING = "complete", "partial", "nothing"
 WAITING, RECORDING, WRITING = "waiting", "recording", "writing"
 """The states on the way there; a part left in one is that of a process still at it, or of one that died."""
 
+BY_SIGNAL = 128
+"""With the number of a signal: the exit code that shells return for a command which it ended."""
+
 Part = Mapping[str, object]
 
 

@@ -12,8 +12,8 @@ VARIABLE = "TRACEDOC_LIVE"
 """Set to 1, it has the ranks of a collected job watch for requests."""
 
 REQUEST_NAME = "again.request"
-SECONDS_BETWEEN_LOOKS = 1.0
-"""A rank looks for a request once a step, but no less often than this."""
+SECONDS_BETWEEN_LOOKS, LEAST_SECONDS_BETWEEN_LOOKS = 1.0, 0.05
+"""A rank looks for a request once a step, but no less often and no more often than this."""
 
 STEPS_SAMPLED = 4
 """What a rank does is sampled over so many steps before it answers."""

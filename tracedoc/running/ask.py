@@ -39,7 +39,7 @@ SECONDS_STILL = 60.0
 
 _LEAD_S = 4 * SECONDS_BETWEEN_LOOKS
 _BETWEEN_GLANCES_S = 0.02
-_STEPS_FOR_USUAL = 20
+_LATEST_STEPS = 20
 _SHORTEST_STEP_S = 0.001
 
 
@@ -91,7 +91,7 @@ def ask(folder: Path, *, warmup: int, active: int) -> tuple[Request, list[Part]]
         number += 1
     number = max(number, getattr(read_request(folder), "number", 0) + 1)
     newest = max((steps[-1][0] for steps in logs.values()), default=0)
-    lengths = [length for steps in logs.values() for _, _, length in steps[-_STEPS_FOR_USUAL:]]
+    lengths = [length for steps in logs.values() for _, _, length in steps[-_LATEST_STEPS:]]
     usual_s = max(statistics.median(lengths) / 1e9 if lengths else 0.0, _SHORTEST_STEP_S)
     # The log counts from the first step that ended, the ranks count steps that have ended.
     at = newest + 2 + math.ceil(_LEAD_S / usual_s)

@@ -20,9 +20,8 @@ from urllib.parse import urlsplit
 from tracedoc.errors import InputError
 from tracedoc.run.flight import FLIGHT_SUFFIX, STACK_SUFFIX, parse_dump, waits_in
 from tracedoc.run.untrusted import UnusableError
-from tracedoc.running.parts import write_part
+from tracedoc.running.parts import SECONDS_TO_CONNECT, write_part
 
-SECONDS_TO_CONNECT = 10.0
 SECONDS_TO_ANSWER = 120.0
 """How long after the time to record all traces may take to arrive; the server gives its ranks 60 seconds."""
 
@@ -30,8 +29,8 @@ ASKED_AT_MOST = 16_384
 MAX_TEXT_BYTES = 64 << 20
 """A dump or a stack of a rank beyond this size is cut."""
 
-_READ_BYTES = 1 << 18
-_TOLD_LETTERS = 80
+_PIECE_BYTES = 1 << 18
+_LETTERS_OF_ERROR = 80
 _HELD_BACK = 512
 """So many bytes before a mark are not passed on until what follows them is known."""
 
@@ -82,7 +81,7 @@ class Page:
         if time.monotonic() > self._deadline:
             raise TimeoutError("its answer took too long")
         try:
-            chunk = self._response.read1(_READ_BYTES)
+            chunk = self._response.read1(_PIECE_BYTES)
         except http.client.HTTPException as error:
             raise ConnectionError(f"its answer is damaged: {type(error).__name__}") from None
         self._ended = not chunk
@@ -283,7 +282,7 @@ class _Get:
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
             raise InputError(
-                f"{url} does not answer: {str(error)[:_TOLD_LETTERS] or type(error).__name__}",
+                f"{url} does not answer: {str(error)[:_LETTERS_OF_ERROR] or type(error).__name__}",
                 "the job starts a server by torch.distributed.debug.start_debug_server()",
             ) from None
         if response.status != 200:

@@ -16,10 +16,9 @@ import time
 from pathlib import Path
 
 from tracedoc.errors import InputError
-from tracedoc.running.parts import write_part
+from tracedoc.running.parts import SECONDS_TO_CONNECT, write_part
 
 PORT = 1778
-SECONDS_TO_CONNECT = 10.0
 SECONDS_TO_WRITE = 120.0
 """How long after the time to record the files of all processes may take."""
 

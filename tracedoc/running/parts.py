@@ -7,6 +7,9 @@ from pathlib import Path
 
 from tracedoc.run.manifest import COMPLETE, MANIFEST_SCHEMA, NOTHING, PART_SUFFIX, PARTIAL, Part, write_json
 
+SECONDS_TO_CONNECT = 10.0
+"""How long a server of a running job may take to accept a connection."""
+
 
 def newest_ranks(parts: Sequence[Part]) -> list[Part]:
     """The parts of the ranks of the job's last start."""

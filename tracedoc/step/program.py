@@ -23,7 +23,7 @@ Lags = npt.NDArray[np.signedinteger[Any]]
 UNKNOWN_SHARE = -1.0
 
 
-_NARROW = 1 << 28
+_NARROW_LIMIT = 1 << 28
 
 
 def narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -31,7 +31,7 @@ def narrow(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if values.dtype != np.int64 or values.size == 0:
         return values
     least, most = int(values.min()), int(values.max())
-    return values.astype(np.int32) if max(-least, most) < _NARROW else values
+    return values.astype(np.int32) if max(-least, most) < _NARROW_LIMIT else values
 
 
 class Call(IntEnum):

@@ -362,7 +362,7 @@ _NEVER = re.compile(
 """Code that reads values on the host, or lets ranks meet, by design: an optimizer counts its steps there."""
 
 
-_DEEPEST = 1000
+_FRAMES_LISTED = 1000
 """Python's own limit of frames on a stack."""
 
 
@@ -423,7 +423,7 @@ def _calls_with_stacks(
         while frames and frames[-1][1] < end:
             frames.pop()
         if name in calls:
-            yield name, (frame for frame, _ in islice(reversed(frames), _DEEPEST))
+            yield name, (frame for frame, _ in islice(reversed(frames), _FRAMES_LISTED))
         frames.append((name, end))
 
 

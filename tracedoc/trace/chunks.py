@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 CHUNK_BYTES = 2 * 1024 * 1024  # of half as many, reading takes 5 % longer: much is done once a chunk
-_WINDOW = 64 * 1024
+_WINDOW_BYTES = 64 * 1024
 
 # What hostile text may cost. Real metadata takes kilobytes, as does the largest event.
 _HEADER_LIMIT = 8 * 1024 * 1024
@@ -26,7 +26,7 @@ _MOST_ARRAYS = 8
 _ELEMENT_LIMIT = 8 * 1024 * 1024
 _MOST_FRUITLESS = 100_000  # elements in a row that give no event
 _SMALL_REACH = 4 * 1024
-_LONGEST_PATIENCE = 64
+LONGEST_PATIENCE = 64
 
 _BOUNDARY = re.compile(rb"\}\s*,\s*\{")
 # Inside damaged text a boundary counts only where an event seems to begin.
@@ -308,7 +308,7 @@ class _Cutter:
             if comma < 0:
                 if failures:
                     self._patience = self._setback
-                    self._setback = min(2 * self._setback, _LONGEST_PATIENCE)
+                    self._setback = min(2 * self._setback, LONGEST_PATIENCE)
                 else:
                     self._reach = min(2 * self._reach, sys.maxsize)
                 return False
@@ -345,7 +345,7 @@ class _Cutter:
             at = self._buffer.rfind(self._separator, begin, end)
             if at >= 0:
                 return at + self._separator.index(b",")
-        match = self._last_match(max(begin, end - _WINDOW), end) or self._last_match(begin, end)
+        match = self._last_match(max(begin, end - _WINDOW_BYTES), end) or self._last_match(begin, end)
         if match is None:
             self._barren = self._offset + end
             return -1
@@ -379,7 +379,7 @@ class _Cutter:
         return self._step_over_damage(position)
 
     def _element_end(self, position: int) -> int | None:
-        for size in (_SMALL_REACH, _WINDOW, _ELEMENT_LIMIT):
+        for size in (_SMALL_REACH, _WINDOW_BYTES, _ELEMENT_LIMIT):
             text = self._buffer[position : min(self._end, position + size)].decode("latin-1")
             try:
                 return position + int(_SCANNER.raw_decode(text)[1])

@@ -115,7 +115,7 @@ def difference(one: npt.NDArray[_Integer], other: npt.NDArray[np.integer[Any]]) 
 
 Rows = npt.NDArray[np.intp]
 
-_FEW = 16
+_SPARSE = 16
 """Rows of several names are merged where they are less than one in so many; else all names are looked at."""
 
 
@@ -161,7 +161,7 @@ class RowLookup:
             self._by_name = np.argsort(self._name, kind="stable")
             self._bounds = np.append(0, np.cumsum(np.bincount(self._name, minlength=self._count)))
         first, last = self._bounds[:-1][chosen], self._bounds[1:][chosen]
-        if first.size > 1 and int((last - first).sum()) > self._kind.size // _FEW:
+        if first.size > 1 and int((last - first).sum()) > self._kind.size // _SPARSE:
             rows = np.flatnonzero(chosen.take(self._name))
         else:
             groups = [self._by_name[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)]

@@ -24,7 +24,7 @@ _VENDOR_DEVICES = (
 _VENDOR_CALLS = (("hip", "amd"), ("cuda", "nvidia"), ("cuL", "nvidia"))
 
 
-_MOST_RANKS = 1_000_000
+_MAX_WORLD = 1_000_000
 """More ranks than any job has; a larger number is damage."""
 
 _MOST_ELEMENTS = 1 << 39
@@ -74,7 +74,7 @@ def read_header(metadata: Mapping[str, object]) -> Header:
 def rank_count(value: object, *, least: int) -> int | None:
     """Return a number of ranks, ``None`` for what cannot be one."""
     number = as_int(value)
-    return number if number is not None and least <= number < _MOST_RANKS else None
+    return number if number is not None and least <= number < _MAX_WORLD else None
 
 
 def element_count(value: object) -> int | None:
@@ -99,7 +99,7 @@ def rank_list(value: object) -> tuple[int, ...]:
     """
     if isinstance(value, str):
         return _listed_ranks(value)
-    if isinstance(value, list) and all(isinstance(rank, int) and 0 <= rank < _MOST_RANKS for rank in value):
+    if isinstance(value, list) and all(isinstance(rank, int) and 0 <= rank < _MAX_WORLD for rank in value):
         return tuple(value)
     return ()
 

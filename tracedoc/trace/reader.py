@@ -6,12 +6,11 @@ import os
 from typing import Any
 
 from tracedoc.errors import InputError
+from tracedoc.trace.chunks import LONGEST_PATIENCE
 from tracedoc.trace.events import EventDecoder
 from tracedoc.trace.part import Part, decoded_part
 from tracedoc.trace.scan import ChunkScanner
 from tracedoc.trace.tables import Tables
-
-_LONGEST_PATIENCE = 64
 
 
 class PythonReader:
@@ -65,7 +64,7 @@ class NativeReader(PythonReader):
             return part
         # A file that is odd throughout need not be scanned in vain throughout.
         self._patience = self._setback
-        self._setback = min(2 * self._setback + 1, _LONGEST_PATIENCE)
+        self._setback = min(2 * self._setback + 1, LONGEST_PATIENCE)
         return super().chunk(buffer, begin, end)
 
 

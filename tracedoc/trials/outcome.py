@@ -33,7 +33,7 @@ from tracedoc.trials.one_run import Ran
 LEAST_PAIRS = 2
 """Runs of one job differ by more than their steps show, so one of each side decides nothing."""
 
-_STUDENT = (
+_STUDENT_99 = (
     *(63.66, 63.66, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499),
     *(3.355, 3.25, 3.169, 3.106, 3.055, 3.012, 2.7),
 )
@@ -121,7 +121,7 @@ def _standard_error(pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran]) -> tu
 
 def _as_runs_differ(change: StepChange, error: tuple[float, int]) -> StepChange:
     """The change with an interval that holds what runs differ by, beside what steps do."""
-    by_runs = _STUDENT[min(error[1], len(_STUDENT) - 1)] * error[0]
+    by_runs = _STUDENT_99[min(error[1], len(_STUDENT_99) - 1)] * error[0]
     middle, low, high = map(log1p, (change.change_frac, change.low_frac, change.high_frac))
     return replace(
         change,

@@ -11,11 +11,16 @@ from pathlib import Path
 
 from tracedoc.collector.live.dumps import write_dumps
 from tracedoc.collector.samples import script_frames
-from tracedoc.run.request import SECONDS_BETWEEN_LOOKS, STEPS_SAMPLED, Request, read_request
+from tracedoc.run.request import (
+    LEAST_SECONDS_BETWEEN_LOOKS,
+    SECONDS_BETWEEN_LOOKS,
+    STEPS_SAMPLED,
+    Request,
+    read_request,
+)
 
 _SAMPLES = 40
 _MOST_SECONDS_BETWEEN_SAMPLES = 1.0
-_LEAST_SECONDS_BETWEEN_LOOKS = 0.05
 
 
 class RequestWatch:
@@ -76,5 +81,5 @@ class RequestWatch:
             if counted > before:
                 counted_at = now
                 self._step_s = (now - before_at) / (counted - before)
-                pause_s = min(max(self._step_s, _LEAST_SECONDS_BETWEEN_LOOKS), SECONDS_BETWEEN_LOOKS)
+                pause_s = min(max(self._step_s, LEAST_SECONDS_BETWEEN_LOOKS), SECONDS_BETWEEN_LOOKS)
             self.look()

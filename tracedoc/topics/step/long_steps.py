@@ -11,14 +11,13 @@ from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_tog
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.topics.step.rank import longest_step, longest_step_doing, longest_step_pause_ms
+from tracedoc.topics.step.rank import LONGER, longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
-LONGER, LONGER_OF_TWO = 0.10, 0.5
-"""A step is far longer if it is by this share of the usual one, and by so many times what others differ; of
-two steps, which do not show how much they differ, by the second share."""
-LONGER_SPREADS = 5.0
+LONGER_SPREADS, LONGER_OF_TWO = 5.0, 0.5
+"""A step is far longer if it is by :data:`LONGER`, and by so many times what others differ; of two steps,
+which do not show how much they differ, by the second share."""
 
 INVOLVED = 0.5
 """Ranks that do at least this share of what the worst does longer are those at which the step is long."""

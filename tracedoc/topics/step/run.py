@@ -27,7 +27,7 @@ OUTLIER_RATIO = 1.5
 ENOUGH_PLAIN = 5
 """The length of a step without a collection is known from this many such steps on."""
 
-_QUIET_NS = 2_000_000_000
+_QUIET_BEFORE_WRITING_NS = 2_000_000_000
 
 _WRITTEN_BYTES_PER_NS = 0.02
 """After the capture its trace is compressed beside the job: 2 s, and 1 s for each 20 MB, are left out."""
@@ -99,7 +99,7 @@ def _touched(rank: RankJob, steps: Ints) -> NDArray[np.bool_]:
     ends, begins = steps[:, 1], steps[:, 1] - steps[:, 2]
     touched = np.zeros(len(steps), dtype=np.bool_)
     windows = rank.log.of_kind(WINDOW)
-    writing_ns = _QUIET_NS + int(rank.json_bytes / _WRITTEN_BYTES_PER_NS)
+    writing_ns = _QUIET_BEFORE_WRITING_NS + int(rank.json_bytes / _WRITTEN_BYTES_PER_NS)
     for place, (which, start, _) in enumerate(windows):
         if which == 0:
             closing = next((end for number, end, _ in windows[place + 1 :] if number == 1), None)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import run_fact
+from tracedoc.ranks.code_places import NAMED_SHARE
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import RankJob
 from tracedoc.timeline.script_code import CodePlace, place_of_stack
@@ -260,9 +261,6 @@ def _captured_lengths(run: RunView) -> dict[int, float]:
 
 # -- what the script does in slow steps
 
-
-NAMED_SHARE = 0.5
-"""A function is named that takes this share of a rank's long steps."""
 
 NO_SAMPLES = Unknown("no step was far longer than usual where stacks are sampled (`tracedoc collect`)")
 
