@@ -88,6 +88,8 @@ _OF_LAYOUTS = {
 }
 """What the frameworks that split a model in other ways as well do with its states."""
 
+_BY_ID = STRATEGIES | _OF_LAYOUTS
+
 
 OVERLAPS = ("data", "tensor", "expert")
 """Kinds of communication that can run beside computation: of states, of split matrices, of experts."""
@@ -140,12 +142,12 @@ class Layout(msgspec.Struct, frozen=True):
     @property
     def states(self) -> Strategy:
         """What of the model states is split over the data-parallel GPUs."""
-        return STRATEGIES.get(self.strategy) or _OF_LAYOUTS[self.strategy]
+        return _BY_ID[self.strategy]
 
     @property
     def family(self) -> str:
         """Whose it is: "ddp", "fsdp", "deepspeed", "torchtitan" or "megatron"."""
-        return self.states.family
+        return _BY_ID[self.strategy].family
 
     @property
     def splits_states_alone(self) -> bool:

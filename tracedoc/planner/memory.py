@@ -109,22 +109,28 @@ def peak_memory(question: Question, layout: Layout, *, checkpointing: bool) -> M
     # Megatron's selective recomputation is that of modules, not of a block.
     alone = layout.family == "megatron" and question.training.checkpointing == "selective"
     checkpointing = checkpointing and not alone
-    numbers = sorted({0, min(1, stages - 1), stages - 1})
-    every = (_stage_peak(question, layout, number, checkpointing=checkpointing) for number in numbers)
-    return max(every, key=lambda memory: memory.total)
+    block = block_activations(question, layout)
+    backward = _backward(question, layout, block, checkpointing=checkpointing)
+    left = 0.0 if checkpointing else block / layout.split_work
+    peaks = []
+    for number in sorted({0, min(1, stages - 1), stages - 1}):
+        stored = _stored(question, layout, number, checkpointing=checkpointing)
+        peaks.append(_stage_peak(question, layout, number, stored, left, backward))
+    return max(peaks, key=lambda memory: memory.total)
 
 
-def _stage_peak(question: Question, layout: Layout, number: int, *, checkpointing: bool) -> Memory:
+def _stage_peak(
+    question: Question, layout: Layout, number: int, stored: float, left: float, backward: float
+) -> Memory:
     """The peak of a GPU of one stage: the largest of the loss, the first and the last block of backward.
 
+    ``stored`` is what it keeps until the loss, ``left`` what of that is there for the last block, and
+    ``backward`` what work on one block takes in backward.
     At the loss all activations are there, at the end of backward all gradients. On one GPU ``zero_grad``
     frees the gradients between; the buckets of DDP and shards of the others are counted as always there.
     The copies that autocast makes are gone at the end.
     """
     states, unreduced = _states(question, layout, number)
-    stored = _stored(question, layout, number, checkpointing=checkpointing)
-    block = block_activations(question, layout) / layout.split_work
-    backward = _backward(question, layout, checkpointing=checkpointing)
     logits, cached = _logits(question, layout) if number == layout.pipeline - 1 else (0.0, 0.0)
     at_loss, in_backward = unit_bytes(question, layout)
     before = states.gradients if layout.strategy == "single" else 0.0
@@ -132,7 +138,7 @@ def _stage_peak(question: Question, layout: Layout, number: int, *, checkpointin
     moments = (
         ("loss", stored, logits, at_loss, before),
         ("first block", stored, backward, in_backward, before),
-        ("last block", 0.0 if checkpointing else block, backward, in_backward, after),
+        ("last block", left, backward, in_backward, after),
     )
     moment, activations, working, units, absent = max(moments, key=lambda m: m[1] + m[2] + m[3] - m[4])
     copies = states.copies - (after if moment == "last block" else 0.0)
@@ -164,9 +170,9 @@ def _stored(question: Question, layout: Layout, number: int, *, checkpointing: b
     return stored + _between_stages(question, layout, number)
 
 
-def _backward(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+def _backward(question: Question, layout: Layout, block: float, *, checkpointing: bool) -> float:
     """The bytes that work on one block in backward, and what of it is computed again."""
-    split, block = layout.split_work, block_activations(question, layout)
+    split = layout.split_work
     gradients = block if question.model.step is not None else block_backward(question, layout)
     working = gradients / split + _gathered(question, layout) + _keys_and_values(question, layout)
     again = block / split + _kept_whole(question, layout) + _unsplit(question, layout, checkpointing=False)
