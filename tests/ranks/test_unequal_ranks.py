@@ -212,7 +212,7 @@ def test_a_rank_with_larger_batches_is_late_for_its_work_and_not_for_its_gpu(tmp
     straggler = about_ranks(diagnosis)["straggler-rank"]
     assert "as many as theirs, which work on more data" in straggler.message
     assert straggler.fixes[0].title == "Give every rank the same work"
-    assert diagnosis.facts["work_ratio"].values["2"] == pytest.approx(1.25)
+    assert diagnosis.facts["uneven_work_ratio"].value == pytest.approx(1.25)
     assert outcome(diagnosis, "uneven-work") == "pass"
     assert outcome(diagnosis, "slow-gpu") == "unknown"
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 import tracedoc
 from tests.example_diagnoses import sharded
+from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.judge.compose import _given_back
 from tracedoc.predicted import PlanStep, Predicted
@@ -74,7 +75,7 @@ def test_a_batch_has_as_many_samples_as_all_its_tensors_have_entries(
 
 def test_a_plan_gives_gpu_hours_back(tmp_path: Path, sample_traces: Path) -> None:
     """4 GPUs work 96 hours a day; a step of 60 to 90 ms, likely 75, instead of 100 needs 57.6 to 86.4."""
-    found = tracedoc.diagnose([sample_traces / "synthetic_ddp_tiny_batch"])
+    found = diagnosis_of(sample_traces / "synthetic_ddp_tiny_batch")
     assert found.gpu_hours is not None
     change = found.plan[-1] if found.plan else PlanStep("", "", "", (60.0, 75.0, 90.0), (0.0,) * 3, "", 100.0)
     view = build_view(replace(found, plan=(change,), gpu_hours=(9.6, 24.0, 38.4)))
@@ -83,7 +84,7 @@ def test_a_plan_gives_gpu_hours_back(tmp_path: Path, sample_traces: Path) -> Non
 
 
 def test_a_run_on_cpus_has_no_gpu_hours(sample_traces: Path) -> None:
-    assert tracedoc.diagnose([sample_traces / "cpu_ddp_straggler"]).gpu_hours is None
+    assert diagnosis_of(sample_traces / "cpu_ddp_straggler").gpu_hours is None
 
 
 def test_gpu_hours_are_those_of_the_plan_or_of_a_first_fix_that_saves_more() -> None:

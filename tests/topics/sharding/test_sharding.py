@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.testing.lanes import parse_lanes
@@ -107,7 +108,7 @@ def test_reduce_scatters_count_as_transfer_that_must_fit_beside_compute(tmp_path
         reducescatter  26-54 256MiB x2 5ms unit=l
         """,
     )
-    assert value(diagnosis, "gather_stall_bandwidth_ms") == pytest.approx(12)
+    assert value(diagnosis, "gather_bandwidth_stall_ms") == pytest.approx(12)
     assert value(diagnosis, "hideable_gather_stall_ms") == pytest.approx(5 + 4 + 4)
 
 
@@ -125,7 +126,7 @@ def test_reduce_scatters_count_as_transfer_that_must_fit_beside_compute(tmp_path
 def test_real_runs_gather_each_unit_as_often_as_they_should(
     shared_traces: Path, run: str, framework: str, per_unit: float, again: float
 ) -> None:
-    diagnosis = diagnose([shared_traces / "cpu_gloo" / run], Options(jobs=1))
+    diagnosis = diagnosis_of(shared_traces / "cpu_gloo" / run)
     assert value(diagnosis, "sharding_framework") == framework
     assert value(diagnosis, "fsdp_units") == 5
     assert value(diagnosis, "gathers_per_unit") == pytest.approx(per_unit)
@@ -136,7 +137,7 @@ def test_real_runs_gather_each_unit_as_often_as_they_should(
 
 @pytest.mark.parametrize("run", ["ddp", "tp", "pp", "ds1", "ds2", "ac", "comp"])
 def test_runs_without_sharded_parameters_are_not_judged_for_them(shared_traces: Path, run: str) -> None:
-    diagnosis = diagnose([shared_traces / "cpu_gloo" / run], Options(jobs=1))
+    diagnosis = diagnosis_of(shared_traces / "cpu_gloo" / run)
     assert diagnosis.facts["fsdp_units"].unknown is not None
     outcomes = {v.rule_id: v.outcome for v in diagnosis.verdicts}
     for rule in ("fine-fsdp-wrapping", "coarse-fsdp-wrapping", "sharded-gather-stall"):

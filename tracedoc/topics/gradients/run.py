@@ -23,7 +23,7 @@ from tracedoc.topics.gradients.rank import (
     compute_stream_reduction_ms,
     reducing_micro_batches,
 )
-from tracedoc.topics.links.run import half_rate_bytes, usual_call_ns
+from tracedoc.topics.links.run import half_rate_bytes, of_curves
 from tracedoc.topics.step.rank import NO_PHASES, backward_compute_ms, micro_batches
 from tracedoc.values import Unknown, Value
 
@@ -243,12 +243,9 @@ def repeated_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) ->
 
 def _call_latency_ms(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> float:
     """The time of a call beyond its bytes on measured machines, 0 where that is not known."""
-    halves, usual = half_rate_bytes(run, digest), usual_call_ns(run, digest)[rows]
-    sizes = digest.collectives.nbytes[rows]
-    known = ~np.isnan(usual) & (sizes != NONE)
-    if isinstance(halves, Unknown) or not known.any():
-        return 0.0
-    return float(np.median((usual * halves[rows] / (sizes + halves[rows]))[known])) / 1e6
+    calls = of_curves(run, digest, lambda one: one.peak_gbps and one.scaled_half_bytes / one.peak_gbps)[rows]
+    known = calls[~np.isnan(calls)]
+    return float(np.median(known)) / 1e6 if known.size else 0.0
 
 
 def _reducing_passes(digest: RankDigest) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.bandwidth import FAST_GBPS, REFERENCE_RANKS, Transfers, size_curve, transfers
+from tracedoc.ranks.bandwidth import FAST_GBPS, REFERENCE_RANKS, SizeCurve, Transfers, size_curve, transfers
 from tracedoc.ranks.matching import NO_OPERATION, Matching
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.step.device import unlisted
@@ -71,25 +72,9 @@ def link_efficiency_frac(run: RunView) -> Value:
 
 
 def half_rate_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64] | Unknown:
-    """The size that reaches half of the link's rate, for each of a rank's collectives.
-
-    From the matched operation's group where there is one, else from the table by the group's size.
-    """
-    table = digest.collectives
-    by_kind = []
-    for kind in table.kinds:
-        ranks = kind.group_size or len(kind.group) or run.world_size or len(run.digests)
-        curve = size_curve(digest.device, max(ranks, 2))
-        if curve is None:
-            return unlisted(digest.device)
-        by_kind.append(curve.half_bytes)
-    halves = np.array(by_kind or [0.0])[table.kind]
-    operations = run.operations[digest.rank]
-    matched = np.flatnonzero(operations != NO_OPERATION)
-    known = np.array([np.nan if curve is None else curve.half_bytes for curve in run.curves] or [np.nan])
-    found = known[run.matching.group[operations[matched]]]
-    halves[matched] = np.where(np.isnan(found), halves[matched], found)
-    return halves
+    """The size that reaches half of the link's rate, for each of a rank's collectives."""
+    halves = of_curves(run, digest, lambda curve: curve.half_bytes)
+    return unlisted(digest.device) if np.isnan(halves).any() else halves
 
 
 def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
@@ -97,9 +82,7 @@ def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
 
     That is ``(size + half-rate size) / rate``: on NVLink and on PCIe some 60 us for a small message.
     """
-    table, halves = digest.collectives, half_rate_bytes(run, digest)
-    if isinstance(halves, Unknown):
-        return np.full(len(table), np.nan)
+    table, halves = digest.collectives, of_curves(run, digest, lambda curve: curve.scaled_half_bytes)
     took = (table.nbytes + halves) / usual_rates(run, digest)
     usual: npt.NDArray[np.float64] = np.where(table.nbytes == NONE, np.nan, took)
     return usual
@@ -107,18 +90,33 @@ def usual_call_ns(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
 
 def usual_rates(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64]:
     """The rate of the link in GB/s for each of a rank's collectives, NaN where it is not known."""
-    table = digest.collectives
-    by_kind = []
+    return of_curves(run, digest, lambda curve: curve.peak_gbps)
+
+
+def of_curves(
+    run: RunView, digest: RankDigest, what: Callable[[SizeCurve], float | None]
+) -> npt.NDArray[np.float64]:
+    """What the size curve of each of a rank's collectives says, NaN where there is none or it does not know.
+
+    The curve is that of the matched operation's group where there is one, else that of the table for the
+    group's size.
+    """
+
+    def told(curve: SizeCurve | None) -> float:
+        found = None if curve is None else what(curve)
+        return np.nan if found is None else found
+
+    table, by_kind = digest.collectives, []
     for kind in table.kinds:
         ranks = kind.group_size or len(kind.group) or run.world_size or len(run.digests)
-        curve = size_curve(digest.device, max(ranks, 2), 2 if ranks > REFERENCE_RANKS else 1)
-        by_kind.append((curve and curve.peak_gbps) or np.nan)
-    rates = np.array(by_kind or [np.nan])[table.kind]
+        hosts = 2 if ranks > REFERENCE_RANKS else 1
+        by_kind.append(told(size_curve(digest.device, max(ranks, 2), hosts)))
+    found = np.array(by_kind or [np.nan])[table.kind]
     operations = run.operations[digest.rank]
     matched = np.flatnonzero(operations != NO_OPERATION)
-    known = np.array([(curve and curve.peak_gbps) or np.nan for curve in run.curves] or [np.nan])
-    rates[matched] = known[run.matching.group[operations[matched]]]
-    return rates
+    of_group = np.array([told(curve) for curve in run.curves] or [np.nan])
+    found[matched] = of_group[run.matching.group[operations[matched]]]
+    return found
 
 
 def _compared(run: RunView) -> Transfers | Unknown:

@@ -79,15 +79,6 @@ def gather_stall_wait_ms(run: RunView, digest: RankDigest, step: StepDigest) -> 
     return _stall_ms(run, digest, step, lambda parts: parts.wait)
 
 
-@digest_fact(unit="ms", needs=("kernels", "collectives", "launches"))
-def gather_stall_bandwidth_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """The part of the stalls by which transfers take longer than the compute they could hide behind.
-
-    All transfers since the gather before count, reduce-scatters too, because they share the link.
-    """
-    return _stall_ms(run, digest, step, lambda parts: parts.bandwidth)
-
-
 CAUSES = (
     "not prefetched",
     "launched too late",
@@ -143,7 +134,11 @@ def _parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | U
     interval="compute waits for a gather whose transfer takes longer than the compute beside it",
 )
 def gather_bandwidth_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
-    """The stalls of :func:`gather_stall_bandwidth_ms`, as intervals: the end of each gap."""
+    """The part of the stalls by which transfers take longer than the compute they could hide behind.
+
+    The end of each gap. All transfers since the gather before count, reduce-scatters too, because they share
+    the link.
+    """
     parts = _parts(run, digest, step)
     if isinstance(parts, Unknown):
         return parts

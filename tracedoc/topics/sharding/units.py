@@ -12,11 +12,10 @@ from tracedoc.ranks.bandwidth import ring_gbps
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Spans
-from tracedoc.step.device import unlisted
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import FORWARD, NO_TIME, ShardCalls
 from tracedoc.topics.communication.run import latency_bound_bytes
-from tracedoc.topics.links.run import half_rate_bytes, leaves_node
+from tracedoc.topics.links.run import half_rate_bytes, leaves_node, of_curves
 from tracedoc.topics.sharding.rank import (
     NO_SIZES,
     NOT_SHARDED,
@@ -132,19 +131,16 @@ def fine_wrapping_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) ->
 def block_gather_estimate_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """How long one gather of a whole block should take on this GPU's link, all ranks present.
 
-    A curve with half of 80 % of the link's rate at the half-rate size of :func:`latency_bound_frac`; slower
-    links between nodes are not in it.
+    At the bandwidth of :func:`expected_transfer_gbps` for a message of that size; unknown between hosts.
     """
-    size, gbps, peak = block_bytes.of(digest), _ring_gbps(digest), device_peak(digest.device)
+    size = block_bytes.of(digest)
     if not isinstance(size, float):
         return size if isinstance(size, Unknown) else NOT_SHARDED
-    if gbps is None or peak is None or peak.link_gbps is None:
-        return unlisted(digest.device)
-    halves = half_rate_bytes(run, digest)
-    if isinstance(halves, Unknown):
-        return halves
-    half = float(np.median(halves[_rows(digest)]))
-    return _ring_factor(run, digest) * (size + half) / gbps / 1e6
+    assert digest.units is not None
+    rates = of_curves(run, digest, lambda curve: curve.expected_gbps(size))[digest.units.units.gathers.row]
+    if not rates.size or np.isnan(rates).any():
+        return Unknown("the rate of the link is not known")
+    return _ring_factor(run, digest) * size / float(np.median(rates)) / 1e6
 
 
 def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:

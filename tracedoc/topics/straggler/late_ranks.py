@@ -91,8 +91,9 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
 @once
 def stragglers(run: RunView) -> tuple[Straggler, ...]:
     """The ranks for which others wait, the most costly first. With one rank there are none."""
-    if pipeline(run) is not None:
-        return tuple(_slow_worker(run, worker) for worker in slow_workers(run) if worker.gain_ns.any())
+    stages = pipeline(run)
+    if stages is not None:
+        return tuple(_slow_worker(run, stages.steps, one) for one in slow_workers(run) if one.gain_ns.any())
     steps = run.common_steps or tuple(sorted(set(run.matching.step.tolist()))) or (NONE,)
     costs = run.blame.exposed_cost_ns()
     suspects = np.argsort(-costs, kind="stable")[:MAX_SUSPECTS]
@@ -130,21 +131,20 @@ def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
     return _straggler(run, place, steps, operations=own, gain_ns=gain, cost_ns=cost, before=before)
 
 
-def _slow_worker(run: RunView, worker: SlowWorker) -> Straggler:
+def _slow_worker(run: RunView, steps: Sequence[int], worker: SlowWorker) -> Straggler:
     """A rank that holds up its pipeline as a straggler: its passes take longer, or its host."""
-    found, place, excess = pipeline(run), worker.place, worker.excess_us
-    assert found is not None
-    blamed = is_among(run.matching.step, found.steps) & (run.blame.root == place)
+    place, excess = worker.place, worker.excess_us
+    blamed = is_among(run.matching.step, steps) & (run.blame.root == place)
     own = np.flatnonzero(blamed & (run.blame.last == place))
     if excess is None:
-        excess = work_before(run, place, own, found.steps).excess_us
+        excess = work_before(run, place, own, steps).excess_us
     return _straggler(
         run,
         place,
-        found.steps,
+        steps,
         operations=own,
         gain_ns=np.maximum(worker.gain_ns, 0),
-        cost_ns=_cost_ns(run, place, blamed, found.steps),
+        cost_ns=_cost_ns(run, place, blamed, steps),
         before=WorkBefore(excess),
     )
 

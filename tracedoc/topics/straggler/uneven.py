@@ -26,31 +26,6 @@ EXPLAINED = 0.5
 NO_REPLICAS = Unknown("no ranks are known to reduce the same gradients: which should do equal work is open")
 
 
-@run_fact(unit="ratio", scope="rank", needs=("kernels", "collectives", "multi_rank"))
-def work_ratio(run: RunView) -> dict[str, Value]:
-    """How much work this rank has, over the median of the other ranks that reduce the same gradients.
-
-    By the arithmetic of matrix products where shapes were recorded, else by the thread blocks of kernels
-    whose grid follows the size of the data, else by the number of kernels (CPU: operators). The median over
-    the steps that all ranks captured whole. Pipeline stages are not compared.
-    """
-    shares, groups = work_shares(run), replicas(run)
-    arithmetic, blocks, kernels = shares.amount
-    amounts = np.where(np.isnan(arithmetic), np.where(np.isnan(blocks), kernels, blocks), arithmetic)
-    found: dict[str, Value] = {}
-    for place, digest in enumerate(run.digests):
-        others = [other for other in groups[place] if other != place]
-        if not others:
-            found[str(digest.rank)] = NO_REPLICAS
-            continue
-        ratios = amounts[place] / np.median(amounts[others], axis=0) if shares.steps else np.empty(0)
-        known = ratios[~np.isnan(ratios)]
-        found[str(digest.rank)] = (
-            float(np.median(known)) if known.size else Unknown("no complete step was captured on all ranks")
-        )
-    return found
-
-
 @run_fact(unit="ms", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_ms(run: RunView) -> Value:
     """What equal shares of the same work would give back a step: the mean over ranks of a kind of waiting.
@@ -73,8 +48,10 @@ def uneven_work_ms(run: RunView) -> Value:
 def uneven_work_ratio(run: RunView) -> Value:
     """Work of the rank with most of it in a step, over the median of its replicas: the median over steps.
 
-    By the measure that differs most, of those of :func:`work_ratio` and the number of kernels; 1 where that
-    is equal. In a pipeline the 90 % quantile of a micro-batch's time over the mean of its stage.
+    By the measure that differs most: the arithmetic of matrix products where shapes were recorded, else the
+    thread blocks of kernels whose grid follows the size of the data; and the number of kernels (CPU:
+    operators). 1 where that is equal. In a pipeline the 90 % quantile of a micro-batch's time over the mean
+    of its stage.
     """
     passes = pass_ratios(run)
     if passes.size:
