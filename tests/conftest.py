@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tracedoc.__main__ import collect_seldom
 from tracedoc.judge import load
 from tracedoc.judge.vocabulary import Vocabulary
 
@@ -20,9 +22,21 @@ settings.load_profile("untimed")
 # No test depends on what was measured before, or leaves anything with the user.
 os.environ["TRACEDOC_CACHE"] = "off"
 
+# One worker a core: the threads of torch would wait for each other in loops.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Hundreds of tests start processes: without bytecode each of them compiles tracedoc anew, which takes 0.7 s.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# As in a process of tracedoc's own; what pytest keeps of thousands of tests is never looked through.
+collect_seldom()
+
+
+def pytest_collection_finish() -> None:
+    """Leave what was collected to the end of the process."""
+    gc.freeze()
+
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -32,12 +46,15 @@ def rule_files_are_read_once() -> Iterator[None]:
     """Hundreds of tests read all rules: a file is read again where it or the facts have changed."""
     kept: dict[tuple[object, ...], object] = {}
     read = load._read
+    latest: list[object] = [None, None]
 
     def once(path: Path, known: Vocabulary) -> object:
         if not path.is_file():
             return read(path, known)
+        if latest[0] is not known:
+            latest[:] = known, hash(tuple(known.facts))
         state = path.stat()
-        key = (path, state.st_ino, state.st_mtime_ns, state.st_size, *known.facts)
+        key = (path, state.st_ino, state.st_mtime_ns, state.st_size, latest[1])
         if key not in kept:
             kept[key] = read(path, known)
         return kept[key]

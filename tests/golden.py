@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.example_diagnoses import DIAGNOSES
+from tests.known_runs import diagnosis_of
 from tests.page_outline import outline
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.pipeline import Options, diagnose
 from tracedoc.report.render import render
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import build_view
@@ -51,7 +51,7 @@ def runs() -> dict[str, Path]:
 
 def answers(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield suffixes and texts of the golden files of a run; the name of the folder stands for its path."""
-    found = diagnose([folder], Options(cache=False))
+    found = diagnosis_of(folder)
     yield (
         "txt",
         render_text(build_view(found), next_command=f"tracedoc diagnose {folder.name} -o report.html"),

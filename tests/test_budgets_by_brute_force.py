@@ -19,7 +19,9 @@ GPU_TRACES = [
     "ddp_resnet_v100_ws1_healthy/rank-0.Apr_03_18_51_38.1102.pt.trace.json.gz",
     "ddp_resnet_mi300_8rank_r0/resnet_act_checkpoint.json.gz",
     pytest.param("dlrm_v100_2rank_r1/test.json.gz", marks=pytest.mark.soak),
-    "resnet50_v100_dataloader_bound_2021/worker0.1623143089861.pt.trace.json.gz",
+    pytest.param(
+        "resnet50_v100_dataloader_bound_2021/worker0.1623143089861.pt.trace.json.gz", marks=pytest.mark.soak
+    ),
     pytest.param(
         "resnet50_v100_workers4_2021/worker0.1623212756351.pt.trace.json.gz", marks=pytest.mark.soak
     ),

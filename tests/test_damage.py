@@ -110,7 +110,7 @@ RUNS = (
 def test_no_damage_of_a_real_run_adds_a_warning(shared_traces: Path, tmp_path: Path, name: str) -> None:
     paths = files_of(shared_traces / name)
     truth = Truth(paths)
-    for number, damage in enumerate(damages(paths, seed=7, count=4)):
+    for number, damage in enumerate(damages(paths, seed=7, count=2)):
         found = answer(damaged(paths, damage, tmp_path / str(number)))
         assert truth.invented(found, damage) == [], (damage.name, damage.rank)
 
@@ -119,6 +119,6 @@ def test_no_damage_of_a_real_run_adds_a_warning(shared_traces: Path, tmp_path: P
 def test_no_damage_of_a_sample_adds_a_warning(sample_traces: Path, tmp_path: Path, name: str) -> None:
     paths = files_of(sample_traces / name)
     truth = Truth(paths)
-    for number, damage in enumerate(damages(paths, seed=8, count=4)):
+    for number, damage in enumerate(damages(paths, seed=8, count=2)):
         found = answer(damaged(paths, damage, tmp_path / str(number)))
         assert truth.invented(found, damage) == [], (damage.name, damage.rank)

@@ -41,20 +41,25 @@ def test_a_digest_is_small(digest: RankDigest):
     assert len(pickle.dumps(digest)) < DIGEST_BYTES
 
 
+@pytest.mark.parametrize(
+    ("few", "many", "rank_bytes"),
+    [
+        (16, 48, RANK_BYTES),
+        pytest.param(64, 128, FURTHER_RANK_BYTES, marks=pytest.mark.soak),  # traced, that takes its time
+    ],
+)
 def test_each_further_rank_costs_as_little_as_those_before(
-    digest: RankDigest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    digest: RankDigest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int, many: int, rank_bytes: int
 ):
     def run_each(work: Any, sizes: Mapping[str, int], **options: Any) -> Iterator[tuple[str, RankDigest]]:
         for rank, path in enumerate(sizes):
             yield path, _of_rank(digest, rank, path, len(sizes))
 
     monkeypatch.setattr(tracedoc.pipeline, "run_each", run_each)
-    paths = [tmp_path / f"rank-{rank}.json" for rank in range(128)]
+    paths = [tmp_path / f"rank-{rank}.json" for rank in range(many)]
     for path in paths:
         path.touch()
-    few, some, many = (_peak_bytes(paths[:count]) for count in (32, 64, 128))
-    assert some - few < 32 * RANK_BYTES
-    assert many - some < 64 * FURTHER_RANK_BYTES
+    assert _peak_bytes(paths) - _peak_bytes(paths[:few]) < (many - few) * rank_bytes
 
 
 def _of_rank(digest: RankDigest, rank: int, path: str, ranks: int) -> RankDigest:

@@ -17,14 +17,15 @@ from tracedoc.worker import digest_file
 RANKS = 300
 
 
-@pytest.fixture
-def many(sample_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Diagnosis:
-    """Diagnose a run in which every rank did what one rank of a sample did."""
+@pytest.fixture(scope="module")
+def many(sample_traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Diagnosis:
+    """The diagnosis of a run in which every rank did what one rank of a sample did."""
     digest = digest_file(str(sample_traces / "synthetic_ddp_tiny_batch" / "rank-0.json.gz"))
     everyone = tuple(range(RANKS))
     kinds = tuple(replace(k, group=everyone, group_size=RANKS) for k in digest.collectives.kinds)
     operations = digest.collectives.with_kinds(kinds)
-    paths = [tmp_path / f"rank-{rank}.json" for rank in everyone]
+    folder = tmp_path_factory.mktemp("many")
+    paths = [folder / f"rank-{rank}.json" for rank in everyone]
     for path in paths:
         path.touch()
 
@@ -32,8 +33,9 @@ def many(sample_traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         for rank, path in enumerate(sizes):
             yield path, replace(digest, rank=rank, source=path, world_size=RANKS, collectives=operations)
 
-    monkeypatch.setattr(tracedoc.pipeline, "run_each", copies)
-    return diagnose(paths, Options(select=("host-bound-launches",)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracedoc.pipeline, "run_each", copies)
+        return diagnose(paths, Options(select=("host-bound-launches",)))
 
 
 def test_every_rank_is_judged_and_every_group_matched(many: Diagnosis):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis, Finding
 from tracedoc.errors import InputError
 from tracedoc.pipeline import diagnose
@@ -31,7 +32,7 @@ def found_in(diagnosis: Diagnosis) -> dict[str, Finding]:
 
 @pytest.mark.parametrize("name", CAPTURES)
 def test_capture_budgets_agree_with_the_readings(shared_traces: Path, name: str) -> None:
-    (rank,) = diagnose([shared_traces / name]).ranks
+    (rank,) = diagnosis_of(shared_traces / name).ranks
     assert rank.capture is not None
     for part, percent in CAPTURES[name].items():
         share = 100 * getattr(rank.capture, f"{part}_ms") / rank.capture.span_ms
@@ -50,14 +51,14 @@ def test_capture_budgets_agree_with_the_readings(shared_traces: Path, name: str)
 def test_gpu_steps_have_the_lengths_of_the_work_not_of_the_host(
     shared_traces: Path, name: str, shortest: float, longest: float, steps: int
 ) -> None:
-    (rank,) = diagnose([shared_traces / name]).ranks
+    (rank,) = diagnosis_of(shared_traces / name).ranks
     lengths = [step.step_ms for step in rank.steps if step.complete]
     assert len(lengths) == steps
     assert shortest <= min(lengths) <= max(lengths) <= longest
 
 
 def test_the_launch_bound_run_is_host_bound_and_not_communication_bound(shared_traces: Path) -> None:
-    found = found_in(diagnose([shared_traces / "ddp_resnet_a100_2rank_r0"]))
+    found = found_in(diagnosis_of(shared_traces / "ddp_resnet_a100_2rank_r0"))
     assert found["host-bound-launches"].severity == "warning"
     assert "exposed-communication" not in found
     assert "tiny-batch" not in found
@@ -65,14 +66,14 @@ def test_the_launch_bound_run_is_host_bound_and_not_communication_bound(shared_t
 
 
 def test_the_healthy_run_gets_a_clean_bill(shared_traces: Path) -> None:
-    diagnosis = diagnose([shared_traces / "ddp_resnet_v100_ws1_healthy"])
+    diagnosis = diagnosis_of(shared_traces / "ddp_resnet_v100_ws1_healthy")
     # 61 % of the step is fp32 matrix work, on a GPU whose fp16 tensor cores idle.
     assert [finding.rule_id for finding in diagnosis.findings] == ["idle-tensor-cores"]
     assert "Compute-bound" in diagnosis.summary
 
 
 def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting(shared_traces: Path) -> None:
-    diagnosis = diagnose([shared_traces / "ddp_resnet_mi300_8rank_r0"])
+    diagnosis = diagnosis_of(shared_traces / "ddp_resnet_mi300_8rank_r0")
     found = found_in(diagnosis)
     assert "host-bound-launches" not in found
     # Hiding 11.8 ms is promised by no one: the host itself needs 16.8 of the 19.0 ms.
@@ -92,7 +93,7 @@ def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting
 
 
 def test_the_overlapped_run_has_mild_exposed_communication_at_most(shared_traces: Path) -> None:
-    found = found_in(diagnose([shared_traces / "dlrm_v100_2rank_r1"]))
+    found = found_in(diagnosis_of(shared_traces / "dlrm_v100_2rank_r1"))
     assert all(finding.severity != "critical" for finding in found.values())
     told = {name for name, one in found.items() if one.severity == "warning"}
     # 14 ms of 117 are copies within the device, two of them of 240 MB and more.
@@ -100,8 +101,8 @@ def test_the_overlapped_run_has_mild_exposed_communication_at_most(shared_traces
 
 
 def test_the_starved_run_stalls_on_input_and_its_twin_with_workers_does_not(shared_traces: Path) -> None:
-    starved = diagnose([shared_traces / "resnet50_v100_dataloader_bound_2021"])
-    twin = diagnose([shared_traces / "resnet50_v100_workers4_2021"])
+    starved = diagnosis_of(shared_traces / "resnet50_v100_dataloader_bound_2021")
+    twin = diagnosis_of(shared_traces / "resnet50_v100_workers4_2021")
     stall = found_in(starved)["input-stall"]
     assert stall.gain is not None
     assert starved.budget is not None
@@ -114,7 +115,7 @@ def test_the_starved_run_stalls_on_input_and_its_twin_with_workers_does_not(shar
 
 
 def test_eight_launch_bound_ranks_wait_for_each_other_and_not_for_the_network(shared_traces: Path) -> None:
-    diagnosis = diagnose([shared_traces / "dlrm_8rank_v100"])
+    diagnosis = diagnosis_of(shared_traces / "dlrm_8rank_v100")
     found = found_in(diagnosis)
     assert "tiny-batch" in found
     assert not {"exposed-communication", "small-collectives"} & set(found)
@@ -138,9 +139,9 @@ def test_half_of_the_ranks_of_a_trace_without_groups_claim_nothing_of_waiting(sh
 
 def test_healthy_cpu_jobs_get_notes_at_most_and_a_slow_loader_a_warning(shared_traces: Path) -> None:
     for name in ("ddp", "fsdp2", "fsdp1", "tp", "pp", "ds3", "patho_none", "comp", "ac"):
-        findings = diagnose([shared_traces / "cpu_gloo" / name]).findings
+        findings = diagnosis_of(shared_traces / "cpu_gloo" / name).findings
         assert {finding.severity for finding in findings} <= {"note"}, name
-    stall = found_in(diagnose([shared_traces / "cpu_gloo" / "patho_slowloader"]))["input-stall"]
+    stall = found_in(diagnosis_of(shared_traces / "cpu_gloo" / "patho_slowloader"))["input-stall"]
     assert stall.severity == "warning"
     assert stall.ranks == (0, 1)
 
@@ -170,7 +171,7 @@ def test_every_format_opens_with_an_answer_a_limit_or_an_error(shared_traces: Pa
 
 
 def test_four_launch_bound_hosts_are_no_straggler(shared_traces: Path) -> None:
-    diagnosis = diagnose([shared_traces / "fsdp2_h100_4rank"])
+    diagnosis = diagnosis_of(shared_traces / "fsdp2_h100_4rank")
     first, *others = [(finding.rule_id, finding.severity) for finding in diagnosis.findings]
     assert first == ("host-bound-launches", "warning")
     assert ("input-stall", "warning") in others

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 
 
 @pytest.fixture
 def diagnosed(shared_traces: Path, request: pytest.FixtureRequest) -> Diagnosis:
-    return tracedoc.diagnose(shared_traces / "reproducers" / f"{request.param}.json")
+    return diagnosis_of(shared_traces / "reproducers" / f"{request.param}.json")
 
 
 def lengths(diagnosis: Diagnosis) -> list[float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis, Gain
 from tracedoc.judge.first_line import outcome
 from tracedoc.judge.without_warning import cost_words, healthy
@@ -250,7 +251,7 @@ def test_a_smaller_fix_of_another_finding_does_not_stand_for_the_first(
     sample_traces: Path, after_ms: float, said: str
 ) -> None:
     measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
-    diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
+    diagnosis = diagnosis_of(sample_traces / "cpu_ddp_straggler")
     late = next(one for one in diagnosis.findings if one.rule_id == "cpu-straggler")
     late = replace(late, fixes=(), gain=Gain(0.0, 50.0, "ceiling", ()))
     plan = (PlanStep("other/0", "Do less", "", (after_ms,) * 3, (100 - after_ms,) * 3, ""),)
@@ -261,7 +262,7 @@ def test_a_smaller_fix_of_another_finding_does_not_stand_for_the_first(
 
 def test_a_note_of_a_cpu_run_does_not_stand_for_the_first_finding(sample_traces: Path) -> None:
     measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
-    diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
+    diagnosis = diagnosis_of(sample_traces / "cpu_ddp_straggler")
     late = next(one for one in diagnosis.findings if one.rule_id == "cpu-straggler")
     late = replace(late, fixes=(), gain=Gain(0.0, 50.0, "ceiling", ()))
     plan = (PlanStep("other/0", "Do less", "", (40.0,) * 3, (60.0,) * 3, ""),)
@@ -282,7 +283,7 @@ def test_a_note_of_a_cpu_run_is_named_by_what_its_cause_costs(
 ) -> None:
     """Of a step of 100 ms; the rule's own bound does not count."""
     measurements = measure([sample_traces / "cpu_ddp_straggler"]).measurements
-    diagnosis = diagnose([sample_traces / "cpu_ddp_straggler"])
+    diagnosis = diagnosis_of(sample_traces / "cpu_ddp_straggler")
     note = replace(diagnosis.findings[0], title="CPU contention: threads wait", topic="host", severity="note")
     note = replace(note, gain=Gain(0.0, 50.0, "ceiling"), cost_ms=share_ms, alone_ms=None, fixes=())
     cause = LedgerCause("link.slow", share_ms, (0.0, 0.0, 0.0), share_ms, told_by=(note.rule_id,))

@@ -3,41 +3,38 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from tracedoc.cli import main
 from tracedoc.planner.plan import PLAN_SCHEMA
 
 FITS = ("--params", "7e9", "--gpus", "2", "--gpu", "NVIDIA L4", "--lora-rank", "16")
 DOES_NOT_FIT = ("--params", "13B", "--gpus", "4", "--gpu-memory", "40GB")
 
 
-def run(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "tracedoc", "plan", *arguments],
-        cwd=repository,
-        env=os.environ | {"COLUMNS": "100"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def run(repository: Path, *arguments: str) -> Result:
+    """Plan in this process, as typed in the folder of the repository."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(repository)
+        patch.setattr(sys, "argv", ["tracedoc", "plan", *arguments])
+        return CliRunner().invoke(main, sys.argv[1:], env={"COLUMNS": "100"})
 
 
 def answer(repository: Path, *arguments: str) -> dict[str, Any]:
     done = run(repository, *arguments, "-f", "json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
 def test_the_answer_comes_first_and_the_next_command_last(repository: Path) -> None:
     done = run(repository, *FITS)
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith(
         "DDP with activation checkpointing: 16.7 GB of the 23.5 GB on each of 2 GPUs, "
@@ -49,7 +46,7 @@ def test_the_answer_comes_first_and_the_next_command_last(repository: Path) -> N
 
 def test_what_does_not_fit_names_the_smallest_change_and_asks_again(repository: Path) -> None:
     done = run(repository, *DOES_NOT_FIT)
-    assert done.returncode == 0
+    assert done.exit_code == 0
     lines = done.stdout.splitlines()
     assert lines[0].startswith("Nothing fits: each of 4 GPUs has 42.4 GB, and even ")
     assert "The smallest change that would: 8-bit AdamW (" in lines[0]
@@ -102,7 +99,7 @@ def test_json_holds_the_whole_plan(repository: Path) -> None:
 def test_markdown_has_a_table_and_every_configuration(repository: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.md"
     done = run(repository, *FITS, "-o", str(page))
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout == ""
     assert f"wrote {page}" in done.stderr
     text = page.read_text()
@@ -162,9 +159,9 @@ def test_a_small_model_of_unknown_layers_is_not_called_a_language_model(reposito
 
 def test_a_diagnosis_is_as_good_as_its_traces(repository: Path, tmp_path: Path) -> None:
     file = tmp_path / "diagnosis.json"
-    diagnose = [sys.executable, "-m", "tracedoc", "diagnose", "sample_traces/synthetic_ddp_tiny_batch"]
-    subprocess.run([*diagnose, "-o", str(file)], cwd=repository, check=True, capture_output=True)
-    first = answer(repository, "sample_traces/synthetic_ddp_tiny_batch")
+    sample = repository / "sample_traces" / "synthetic_ddp_tiny_batch"
+    assert CliRunner().invoke(main, ["diagnose", str(sample), "-o", str(file)]).exit_code == 0
+    first = answer(repository, str(sample))
     assert answer(repository, str(file)) == first
 
 
@@ -235,7 +232,7 @@ def test_nonsense_is_answered_with_the_nearest_valid_choice(
     arguments: tuple[str, ...], error: str, hint: str, repository: Path
 ) -> None:
     done = run(repository, *arguments)
-    assert done.returncode == 2
+    assert done.exit_code == 2
     first, second = done.stderr.splitlines()
     assert first.startswith("error: ")
     assert error in first
@@ -318,7 +315,7 @@ def test_a_batch_that_no_layout_divides_is_refused(repository: Path) -> None:
     asked = ("--params", "70B", "--gpus", "64", "--gpu", "H100", "--framework", "megatron", "--batch")
     for batch, hint in (("1", "--batch 64"), ("0", "--batch 1")):
         done = run(repository, *asked, batch)
-        assert done.returncode == 2
+        assert done.exit_code == 2
         assert done.stderr.rstrip().endswith(hint)
 
 

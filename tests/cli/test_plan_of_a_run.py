@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from tracedoc.cli import main
 
 
 def plan_of(path: Path, *options: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "tracedoc", "plan", str(path), *options, "-f", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(main, ["plan", str(path), *options, "-f", "json"])
+    assert done.exit_code == 0, done.stderr
     return dict(json.loads(done.stdout))
 
 
@@ -44,8 +44,7 @@ def recorded(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 def test_folder_and_diagnosis_give_the_same_plan(recorded: Path, tmp_path: Path) -> None:
     saved = tmp_path / "diagnosis.json"
-    command = [sys.executable, "-m", "tracedoc", "diagnose", str(recorded), "-o", str(saved)]
-    subprocess.run(command, check=False, capture_output=True)
+    assert CliRunner().invoke(main, ["diagnose", str(recorded), "-o", str(saved)]).exit_code == 0
     of_folder, of_diagnosis = plan_of(recorded), plan_of(saved)
     assert of_folder == of_diagnosis
     asked = of_folder["asked"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from tracedoc.cli import main
 from tracedoc.cli.plan.scripted import from_step
 from tracedoc.firststep.launch import FirstStep
 from tracedoc.planner.layouts import data_parallel
@@ -110,14 +109,8 @@ def test_pictures_are_samples_and_no_tokens() -> None:
 
 
 @pytest.mark.parametrize("option", [("--seq", "512"), ("--params", "7B"), ("--precision", "bf16")])
-def test_what_the_script_decides_is_not_asked_for(option: tuple[str, str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tracedoc", "plan", "--script", "train.py", *option],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
+def test_what_the_script_decides_is_not_asked_for(option: tuple[str, str]) -> None:
+    done = CliRunner().invoke(main, ["plan", "--script", "train.py", *option])
+    assert done.exit_code == 2
     assert done.stderr.startswith("error: ")
     assert "hint: " in done.stderr

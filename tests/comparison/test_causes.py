@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-import tracedoc
 from tests.comparison.test_scaling import on
 from tests.example_diagnoses import sharded
+from tests.known_runs import diagnosis_of
 from tracedoc.comparison.compare import compare
 from tracedoc.comparison.differences import FindingChange
 from tracedoc.comparison.step_change import StepVerdict
@@ -85,7 +85,7 @@ def test_efficiency_is_that_of_the_steps_which_the_parts_add_up_to() -> None:
 
 def test_real_runs_add_up(sample_traces: Path) -> None:
     names = ("cpu_ddp_healthy", "cpu_ddp_straggler")
-    sides = [tracedoc.diagnose([sample_traces / name]) for name in names]
+    sides = [diagnosis_of(sample_traces / name) for name in names]
     fall = compare(*sides).waterfall
     assert sum(part.change_ms for part in fall.parts) == pytest.approx(fall.measured_ms - fall.ideal_ms)
     assert max(fall.parts, key=lambda part: part.change_ms).key == "ranks.host"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import tracedoc
+from tests.known_runs import diagnosis_of
 from tracedoc.step.drawn import STRETCHES
 from tracedoc.testing import TraceBuilder, parse_lanes
 
@@ -54,7 +55,7 @@ def test_transfers_count_from_the_last_arrival(tmp_path: Path):
 
 
 def test_units_of_a_sharded_run_lie_in_the_analysed_step(sample_traces: Path):
-    found = tracedoc.diagnose([sample_traces / "synthetic_fsdp2_fine_wrapping"]).detail.unit_timeline
+    found = diagnosis_of(sample_traces / "synthetic_fsdp2_fine_wrapping").detail.unit_timeline
     assert {call.kind for call in found.calls} == {"gather", "reduction"}
     assert all(0 <= call.start_ms < call.end_ms <= found.span_ms for call in found.calls)
     assert [call.start_ms for call in found.calls] == sorted(call.start_ms for call in found.calls)

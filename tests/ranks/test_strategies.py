@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from tracedoc.pipeline import diagnose
+from tests.known_runs import diagnosis_of
 from tracedoc.ranks.strategies.claim import FAMILIES
 from tracedoc.ranks.strategies.decide import decide
 from tracedoc.timeline.build import build_timeline
@@ -81,7 +81,7 @@ TECHNIQUES: dict[str, dict[str, object]] = {
 
 @pytest.mark.parametrize("name", RUNS)
 def test_real_runs_are_recognised(shared_traces: Path, name: str) -> None:
-    strategy = diagnose([shared_traces / "cpu_gloo" / name]).run.strategy
+    strategy = diagnosis_of(shared_traces / "cpu_gloo" / name).run.strategy
     assert (strategy.name, strategy.family, strategy.sharding) == RUNS[name]
     assert strategy.evidence
 
@@ -98,7 +98,7 @@ def test_signs_hold_the_counts_of_the_step(shared_traces: Path, name: str) -> No
 
 @pytest.mark.parametrize("name", TECHNIQUES)
 def test_techniques_are_facts(shared_traces: Path, name: str) -> None:
-    facts = diagnose([shared_traces / "cpu_gloo" / name]).facts
+    facts = diagnosis_of(shared_traces / "cpu_gloo" / name).facts
     assert {fact: facts[fact].value for fact in TECHNIQUES[name]} == TECHNIQUES[name]
 
 
@@ -114,7 +114,7 @@ def test_techniques_are_facts(shared_traces: Path, name: str) -> None:
     ],
 )
 def test_public_gpu_traces_are_recognised(shared_traces: Path, name: str, strategy: str) -> None:
-    assert diagnose([shared_traces / name]).run.strategy.name == strategy
+    assert diagnosis_of(shared_traces / name).run.strategy.name == strategy
 
 
 def moved(

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, healthy, sharded
+from tests.known_runs import diagnosis_of
 from tracedoc.charts import PathStretch, Picture, PictureRow
 from tracedoc.cli import main
 from tracedoc.diagnosis import Detail, Diagnosis, Evidence
@@ -213,9 +214,8 @@ def test_slices_say_their_finding_and_how_to_read_on() -> None:
 
 
 def test_plan_is_a_stack_of_shorter_and_shorter_steps(sample_traces: Path) -> None:
-    import tracedoc
 
-    found = tracedoc.diagnose(sample_traces / "synthetic_ddp_tiny_batch")
+    found = diagnosis_of(sample_traces / "synthetic_ddp_tiny_batch")
     stack = tracks(found)["tracedoc", "plan: the step after each fix"]
     assert stack[0][0].startswith("step now: ")
     assert stack[1][0].startswith("1. ")

@@ -9,9 +9,9 @@ import re
 import pytest
 from msgspec.structs import replace
 
-import tracedoc
 from tests.example_diagnoses import healthy, sharded
 from tests.golden import SAMPLES
+from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import to_json
 from tracedoc.ledger import CAUSE_WORDS, Ledger
@@ -24,7 +24,7 @@ from tracedoc.units import format_ms, format_step_change
 
 
 def sample() -> Diagnosis:
-    return tracedoc.diagnose([SAMPLES / "cpu_ddp_straggler"])
+    return diagnosis_of(SAMPLES / "cpu_ddp_straggler")
 
 
 def waterfall(diagnosis: Diagnosis) -> Waterfall:
@@ -78,7 +78,7 @@ def test_each_time_of_the_ledger_is_the_same_in_text_page_and_comment(made) -> N
 @pytest.mark.parametrize("name", ["cpu_ddp_straggler", "synthetic_ddp_tiny_batch"])
 def test_each_cost_and_each_predicted_step_is_the_same_in_text_page_and_comment(name: str) -> None:
     """Read from the JSON, with what they mean: what each finding costs, and the step with its first fix."""
-    diagnosis = tracedoc.diagnose([SAMPLES / name])
+    diagnosis = diagnosis_of(SAMPLES / name)
     found = json.loads(to_json(diagnosis))
     step = format_ms(found["ledger"]["step_ms"])
     surfaces = [

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 import tracedoc
+from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import RuleError
 from tracedoc.judge.load import load_rules
@@ -18,7 +19,7 @@ from tracedoc.whatif import ledger, predictions
 
 @pytest.fixture(scope="module")
 def stalled(sample_traces: Path) -> Diagnosis:
-    return tracedoc.diagnose([sample_traces / "synthetic_zero3_gather_stall"])
+    return diagnosis_of(sample_traces / "synthetic_zero3_gather_stall")
 
 
 def test_each_fix_is_predicted_with_its_range(stalled: Diagnosis):
@@ -58,14 +59,14 @@ def test_the_plan_names_fixes_that_fit_the_job(stalled: Diagnosis):
 
 
 def test_steps_of_a_plan_never_grow(sample_traces: Path):
-    plan = tracedoc.diagnose([sample_traces / "synthetic_ddp_tiny_batch"]).plan
+    plan = diagnosis_of(sample_traces / "synthetic_ddp_tiny_batch").plan
     likely = [9.45, *(one.step_ms[1] for one in plan)]
     assert plan
     assert likely == sorted(likely, reverse=True)
 
 
 def test_without_a_replay_gains_are_bounds(sample_traces: Path):
-    found = tracedoc.diagnose([sample_traces / "synthetic_zero3_gather_stall"], Options(replay=False))
+    found = diagnosis_of(sample_traces / "synthetic_zero3_gather_stall", Options(replay=False))
     assert found.replay is None
     assert {one.gain.basis for one in found.findings if one.gain is not None} == {"ceiling"}
 
@@ -95,7 +96,7 @@ def test_a_wrong_prediction_is_an_error_of_its_rule(tmp_path: Path, repository: 
 
 def test_a_doubtful_prediction_does_not_lessen_what_is_sure(sample_traces: Path):
     """On CPUs predictions have low confidence; their low end is still most of the step."""
-    found = tracedoc.diagnose([sample_traces / "cpu_ddp_slow_loader"]).findings[0]
+    found = diagnosis_of(sample_traces / "cpu_ddp_slow_loader").findings[0]
     predicted = found.fixes[0].predicted
     assert found.rule_id == "input-stall"
     assert predicted is not None

@@ -17,9 +17,9 @@ from types import ModuleType
 import pytest
 
 from sample_traces import simulated_job
+from tests.known_runs import diagnosis_of
 from tracedoc.comparison.compare import compare
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.pipeline import Options, diagnose
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_traces"
 SYNTHETIC = (
@@ -41,7 +41,7 @@ REAL = (
 
 @cache
 def _diagnosis(name: str) -> Diagnosis:
-    return diagnose([SAMPLES / name], Options(jobs=1))
+    return diagnosis_of(SAMPLES / name)
 
 
 def _found(name: str) -> set[str]:

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc
+from tests.known_runs import diagnosis_of
 from tracedoc.charts import PathStretch
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.play.run_replay import RunReplay
@@ -145,7 +146,7 @@ def measured_on(found: Diagnosis, one: PathStretch) -> Spans:
 )
 def test_pieces_lie_on_work_that_was_measured_there(name: str, rank: int, shared_traces: Path):
     """The picture is made from the kernels of the trace and knows nothing of the replay."""
-    found = tracedoc.diagnose([shared_traces / name])
+    found = diagnosis_of(shared_traces / name)
     picture, replay = found.detail.picture, found.replay
     assert picture is not None
     assert replay is not None

@@ -24,7 +24,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
@@ -88,7 +88,7 @@ class Fact(msgspec.Struct, frozen=True, eq=False):
     @property
     def doc(self) -> str:
         """What the fact means, in plain text: the docstring of the function that computes it."""
-        return _plain(inspect.getdoc(self.compute) or "")
+        return _definition(self.compute)
 
 
 class RankFact(Fact, Generic[Measured], frozen=True, eq=False):
@@ -141,8 +141,10 @@ CATALOG: dict[str, Fact] = {}
 """Every fact by name, in reading order; filled by :mod:`tracedoc.topics`."""
 
 
-def _plain(doc: str) -> str:
+@cache
+def _definition(function: Callable[..., Any]) -> str:
     """A docstring without the roles and double backticks of reStructuredText: users read it."""
+    doc = inspect.getdoc(function) or ""
     return re.sub(r":\w+:`~?(?:[\w.]+\.)?(\w+)`", r"`\1`", doc).replace("``", "`")
 
 

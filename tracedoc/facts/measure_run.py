@@ -72,8 +72,9 @@ def measure_run(run: RunView) -> Measurements:
                 facts[definition.name] = _keyed(definition, result, run, unknown)
             else:
                 facts[definition.name] = Measurement(definition, result)
-    for name, fact in facts.items():
-        _log_failures(name, fact)
+    if _LOG.isEnabledFor(logging.DEBUG):
+        for name, fact in facts.items():
+            _log_failures(name, fact)
     judged = run.judged()
     return Measurements(
         facts=facts,
