@@ -198,6 +198,27 @@ def test_waiting_for_the_device_keeps_the_host_from_running_ahead(tmp_path):
     assert sync.last_ms == pytest.approx(0.0, abs=0.2)
 
 
+def test_what_the_host_does_right_after_a_wait_may_be_for_what_it_read(tmp_path):
+    """Device 10 ms, then 13.8 ms of the host before it launches again: 24 ms a step.
+
+    Without the wait the host is the limit: 13.8 ms, and 0.4 to launch and to wait. If the 13.8 ms go with it,
+    or alone, the device is: 10 ms.
+    """
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        for one in range(10):
+            builder.kernel(PRODUCT, start + one, start + one + 1, launch_ms=start - 0.2 + 0.02 * one)
+        builder.runtime("cudaStreamSynchronize", start + 0.05, start + 10.01)
+        return start + 23.0
+
+    ledger = ledger_of(tmp_path, draw, ranks=1)
+    assert one_of(ledger, "host.sync").alone_ms == pytest.approx((9.8, 9.8, 14.0), abs=0.2)
+    assert one_of(ledger, "host.pause").alone_ms == pytest.approx((13.8, 13.8, 13.8), abs=0.2)
+    (fix,) = tracedoc.predict([tmp_path], ["no-sync"]).alone
+    assert fix.gain_ms == pytest.approx((9.8, 9.8, 14.0), abs=0.2)
+    assert "(9.77 ms, 9.73 ms of it the same time)" in tracedoc.diagnose([tmp_path], Options(jobs=1)).summary
+
+
 def test_two_limits_of_equal_length_hide_each_other(tmp_path):
     """Launches take 40 ms, communication beside them 40, compute 4: either alone gives nothing, both 36."""
 

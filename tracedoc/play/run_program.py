@@ -158,6 +158,12 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
         """Which causes delay the return of a call."""
         return np.isin(self.cause_kind, TO_HOST)
 
+    def returns(self, causes: Mask) -> Mask:
+        """Which points return when some causes, all of them to the host, are over."""
+        found = np.zeros(self.points, dtype=bool)
+        found[self.cause_to[causes]] = True
+        return found
+
 
 class AddedEdges(msgspec.Struct, frozen=True, eq=False):
     """Starts of events that a change ties to other things: ``target`` events wait for ``source``.

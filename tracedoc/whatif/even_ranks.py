@@ -98,6 +98,26 @@ def pauses(program: RunProgram, lag: Times) -> Times:
     return found
 
 
+WORK = (Doing.OFFLOADED, Doing.LOADING, Doing.COMPILING, Doing.COLLECTING)
+"""What a host is known to be at, whatever it waited for before."""
+
+
+def after_waits(program: RunProgram, waits: Mask) -> Times:
+    """What of the host's time right after some of its waits is no launching, in ns of points.
+
+    It may be for what the host waited for: a value that is read is then looked at, logged or decided on.
+    """
+    layout = program.layout
+    before = np.arange(layout.points) - 1
+    first, last = layout.point_base[:-1], layout.point_base[1:] - 1
+    before[first[last >= first]] = last[last >= first]
+    lag = program.lag.astype(np.int64)
+    for doing in WORK:
+        lag -= spent(layout, doing, lag)
+    found: Times = np.where(layout.after_return & waits[before], pauses(program, lag), 0)
+    return found
+
+
 def _usual_pauses(program: RunProgram, lag: Times) -> Times:
     """Host times in which no rank pauses for longer than the median of the others."""
     layout = program.layout

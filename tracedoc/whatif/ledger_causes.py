@@ -21,6 +21,7 @@ from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
+from tracedoc.whatif.changes.host import allocated, synced
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
@@ -37,7 +38,7 @@ from tracedoc.whatif.even_ranks import (
     pauses,
     spent,
 )
-from tracedoc.whatif.removal import OverSteps, Removal, Times, chosen_of
+from tracedoc.whatif.removal import OverSteps, Removal, Times
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
@@ -112,10 +113,10 @@ def _family(
     return Family(tuple(there.values()), there, rest) if there else None
 
 
-def _taken(before: np.ndarray, after: np.ndarray) -> Times | None:
-    """What one column is longer than another (below 0 where it is shorter), ``None`` where both are alike."""
-    taken = before.astype(np.int64) - after
-    return taken if taken.any() else None
+def _taken(before: np.ndarray, after: np.ndarray) -> Times:
+    """What one column is longer than another; below 0 where it is shorter."""
+    taken: Times = before.astype(np.int64) - after
+    return taken
 
 
 # --- ranks that take longer than their peers
@@ -123,17 +124,12 @@ def _taken(before: np.ndarray, after: np.ndarray) -> Times | None:
 
 def _ranks(program: RunProgram, even: Even) -> Family[Removal] | None:
     loads = program.layout.kind == Call.INPUT
-    dur, lag = _taken(program.dur, even.dur), _taken(program.lag, even.lag)
-    own, ready = _taken(program.own, even.own), _taken(program.ready, even.ready)
-    host_own = chosen_of(own, ~loads)
-    input_own = chosen_of(own, loads)
+    lag, own = _taken(program.lag, even.lag), _taken(program.own, even.own)
     return _family(
         {
-            "ranks.compute": None if dur is None else Removal(dur=dur),
-            "ranks.host": None if lag is None and host_own is None else Removal(lag=lag, own=host_own),
-            "ranks.input": None
-            if input_own is None and ready is None
-            else Removal(own=input_own, ready=ready),
+            "ranks.compute": Removal.of(dur=_taken(program.dur, even.dur)),
+            "ranks.host": Removal.of(lag=lag, own=np.where(loads, 0, own)),
+            "ranks.input": Removal.of(own=np.where(loads, own, 0), ready=_taken(program.ready, even.ready)),
         }
     )
 
@@ -151,17 +147,18 @@ def _batch_copies(program: RunProgram) -> Mask:
 def _input(program: RunProgram, even: Even) -> Family[Removal] | None:
     layout = program.layout
     loads = layout.kind == Call.INPUT
-    own, ready = chosen_of(even.own, loads), chosen_of(np.maximum(even.ready, 0), loads)
     copies = _batch_copies(program)
     blocking = np.asarray((layout.cause_kind == Cause.COPY) & copies[layout.cause_from])
-    blocked = np.zeros(layout.points, dtype=bool)
-    blocked[layout.cause_to[blocking]] = True
     return _family(
         {
-            "input.wait": None if own is None and ready is None else Removal(own=own, ready=ready),
-            "input.copies": None
-            if not copies.any()
-            else Removal(own=chosen_of(even.own, blocked), dur=chosen_of(even.dur, copies), dropped=blocking),
+            "input.wait": Removal.of(
+                own=np.where(loads, even.own, 0), ready=np.where(loads, np.maximum(even.ready, 0), 0)
+            ),
+            "input.copies": Removal.of(
+                own=np.where(layout.returns(blocking), even.own, 0),
+                dur=np.where(copies, even.dur, 0),
+                dropped=blocking,
+            ),
         }
     )
 
@@ -186,7 +183,7 @@ def _known(layout: Layout, lag: Times) -> tuple[dict[str, Times], Times]:
 
 
 def _of_lags(lags: Mapping[str, Times]) -> dict[str, Removal | None]:
-    return {name: Removal(lag=lag) if lag.any() else None for name, lag in lags.items()}
+    return {name: Removal.of(lag=lag) for name, lag in lags.items()}
 
 
 def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
@@ -205,31 +202,19 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     loads = layout.kind == Call.INPUT
     lag = even.lag.copy()
     lag -= spent(layout, Doing.OFFLOADED, lag)
-    offloading = np.zeros(layout.events, dtype=bool)
-    offloading[layout.offload_event] = True
     of_input = (layout.cause_kind == Cause.COPY) & _batch_copies(program)[layout.cause_from]
-    waits = layout.to_host & ~of_input & ~offloading[layout.cause_from]
-    to = np.where(layout.to_host, layout.cause_to, 0)
-    allocates = layout.kind == Call.ALLOCATION
-    freed = waits & allocates[to]
-    synced = waits & ~freed & ~np.isin(layout.cause_kind, (Cause.QUEUE, Cause.LIMIT))
-    copied_in = np.zeros(layout.points, dtype=bool)
-    copied_in[layout.cause_to[of_input]] = True
-    own = np.where(loads | copied_in, 0, even.own)
-    at_sync = np.zeros(layout.points, dtype=bool)
-    at_sync[layout.cause_to[synced]] = True
+    waits = layout.to_host & ~of_input & ~np.isin(layout.cause_from, layout.offload_event)
+    own = np.where(loads | layout.returns(of_input), 0, even.own)
     known, left = _known(layout, lag)
     pause = pauses(program, left)
     return _family(
         {
             **_of_lags({**known, "host.pause": pause}),
-            "host.sync": None if not synced.any() else Removal(own=chosen_of(own, at_sync), dropped=synced),
-            "host.allocator": None
-            if not allocates.any()
-            else Removal(own=chosen_of(own, allocates), dropped=freed),
-            "host.launch": Removal(lag=left - pause),
+            "host.sync": synced(program, own),
+            "host.allocator": allocated(program, own),
+            "host.launch": Removal.of(lag=left - pause),
         },
-        whole=Removal(lag=lag, own=own, dropped=waits),
+        whole=Removal.of(lag=lag, own=own, dropped=waits),
     )
 
 
@@ -310,10 +295,10 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
             "order.messages": _calling_less(program, _messages(replay, deferred)),
             "order.gathers": _rewired(replay, program, gather_in_time),
             "link.slow": Removal(slower=slower) if slower.any() else None,
-            "link.latency": Removal(transfer=latency) if latency.any() else None,
+            "link.latency": Removal.of(transfer=latency),
         },
         rest="link.transfer",
-        whole=Removal(transfer=np.where(mine, program.transfer, 0)),
+        whole=Removal.of(transfer=np.where(mine, program.transfer, 0)),
     )
 
 
@@ -393,13 +378,15 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even))
     lag = _taken(even.lag, balanced_hosts(program, even)) if program.layout.is_cpu else None
-    balanced = dur is not None or lag is not None
-    members: dict[str, Removal | None] = {
-        "pipeline.transfer": Removal(transfer=sent) if sent.any() else None,
-        "pipeline.imbalance": Removal(dur=dur, lag=lag, transfer=transfer - sent) if balanced else None,
+    moved = dur.any() or (lag is not None and lag.any())
+    members = {
+        "pipeline.transfer": Removal.of(transfer=sent),
+        "pipeline.imbalance": Removal.of(dur=dur, lag=lag, transfer=transfer - sent) if moved else None,
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.
     uneven = [there[name] for name in ("pipeline.imbalance",) if name in there]
     # Stages wait for a slow rank as well: the bubble is what remains when all are equal.
-    return Family((Removal(transfer=transfer, alone=passes), *uneven), there, "pipeline.bubble", "ranks")
+    whole = Removal.of(transfer=transfer, alone=passes)
+    assert whole is not None
+    return Family((whole, *uneven), there, "pipeline.bubble", "ranks")

@@ -24,11 +24,10 @@ def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> t
     for program, one in _each(programs, removals):
         layout = program.layout
         of_point = layout.rank_of_point(np.arange(layout.points))
-        columns = [(one.dur, layout.event_rank)]
-        columns += [(column, of_point) for column in (one.lag, one.own, one.ready)]
-        for column, rank in columns:
-            if column is not None:
-                taken += np.bincount(rank, weights=np.maximum(column, 0), minlength=taken.size)
+        labels = {"dur": layout.event_rank, "lag": of_point, "own": of_point, "ready": of_point}
+        for name, label in labels.items():
+            if name in one.parts:
+                taken += one.parts[name].spread(label, taken.size)
     worst = float(taken.max(initial=0.0))
     return tuple(rank for rank, ns in zip(ranks, taken.tolist(), strict=True) if ns >= MOST_SHARE * worst > 0)
 
@@ -64,19 +63,24 @@ def place_of(
 def _in_step(program: RunProgram, removals: Sequence[Removal], told_ns: float) -> tuple[float, str]:
     """What a cause takes of one step, in ns, and where."""
     layout, of_part = program.layout, program.layout.joins.event
-    of_event, of_point = layout.event_rank, layout.rank_of_point(np.arange(layout.points))
+    of_event = layout.event_rank.astype(np.int64)
+    of_point = layout.rank_of_point(np.arange(layout.points)).astype(np.int64)
     taken = np.zeros(len(layout.ranks) * len(PARTS))
     at, longest = 0, 0
     for one in removals:
-        columns = [(one.dur, of_event, layout.event_part)]
-        columns += [(one.transfer, of_event[of_part], layout.event_part[of_part])]
-        columns += [(column, of_point, layout.part) for column in (one.lag, one.own)]
-        for column, ranks, parts in columns:
-            if column is not None:
-                of_rank = ranks.astype(np.int64) * len(PARTS) + parts
-                taken += np.bincount(of_rank, weights=np.maximum(column, 0), minlength=taken.size)
-        if one.lag is not None and one.lag.max(initial=0) > longest:
-            at, longest = int(one.lag.argmax()), int(one.lag.max())
+        labels = {
+            "dur": of_event * len(PARTS) + layout.event_part,
+            "transfer": of_event[of_part] * len(PARTS) + layout.event_part[of_part],
+            "lag": of_point * len(PARTS) + layout.part,
+            "own": of_point * len(PARTS) + layout.part,
+        }
+        for name, label in labels.items():
+            if name in one.parts:
+                taken += one.parts[name].spread(label, taken.size)
+        lag = one.parts.get("lag")
+        if lag is not None and lag.ns.max(initial=0) > longest:
+            longest = int(lag.ns.max())
+            at = int(np.arange(layout.points)[lag.where][lag.ns.argmax()])
     by_rank = taken.reshape(-1, len(PARTS))
     whole = float(taken.sum())
     if longest and longest >= MOST_SHARE * by_rank[of_point[at]].sum():

@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.run_program import Index, RunProgram, Scenario
 from tracedoc.step.program import narrow
-from tracedoc.whatif.changes.change import Mask, of_scenario
+from tracedoc.whatif.changes.change import Mask, NotApplicable, of_scenario
 
 Times = npt.NDArray[np.int64]
+
+
+class Part(msgspec.Struct, frozen=True, eq=False):
+    """What is taken of a column: ``where``, and how many ns; of most causes that is a small part of it."""
+
+    where: Index | slice
+    ns: Times
+
+    @classmethod
+    def of(cls, column: Times) -> Part:
+        """What a whole column takes; of many ranks it is long, and there is one for each cause."""
+        where = np.flatnonzero(column)
+        if 2 * where.size > column.size:
+            return cls(slice(None), narrow(column))
+        return cls(narrow(where), narrow(column[where]))
+
+    def spread(self, label: Index, labels: int) -> npt.NDArray[np.float64]:
+        """How much is taken of each of so many labels, of which every entry of the column has one; in ns."""
+        ns: npt.NDArray[np.float64] = np.maximum(self.ns, 0).astype(np.float64)
+        return np.asarray(np.bincount(label[self.where], weights=ns, minlength=labels), dtype=np.float64)
 
 
 class Removal(msgspec.Struct, frozen=True, eq=False):
     """What goes with a cause: parts of times, waits, and the way things hang together.
 
-    ``lag``, ``own`` and ``ready`` are nanoseconds of points, ``dur`` of events, ``gap`` of the time before
-    them, ``transfer`` of the parts of collectives; ``slower`` is the share of a part's transfer that a link
-    which does what it should saves. ``dropped`` are causes that no longer hold, ``alone`` parts that wait for
-    nobody. Causes take different parts of a time, so that it does not matter in which order they go.
+    ``parts`` are of columns: nanoseconds ``lag``, ``own`` and ``ready`` of points, ``dur`` of events, ``gap``
+    of the time before them, ``transfer`` of the parts of collectives; ``slower`` is the share of a part's
+    transfer that a link which does what it should saves. ``dropped`` are causes that no longer hold,
+    ``alone`` parts that wait for nobody. Causes take different parts of a time, so that it does not matter in
+    which order they go.
     ``rewired`` ties events to others; that is done last. With ``calls_less`` it also saves the host calls.
-    ``doubt`` is by which share ``dur`` and ``lag`` may be more or less than that.
+    ``doubt`` is by which share ``dur`` and ``lag`` may be more or less than that. ``perhaps`` is what else of
+    ``lag`` goes in the fast scenario; other causes may take the same.
     """
 
-    lag: Times | None = None
-    own: Times | None = None
-    ready: Times | None = None
-    dur: Times | None = None
-    gap: Times | None = None
-    transfer: Times | None = None
+    parts: Mapping[str, Part] = {}
     slower: npt.NDArray[np.float64] | None = None
     dropped: Mask | None = None
     alone: Mask | None = None
@@ -39,13 +56,19 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     calls_less: bool = False
     doubt: float = 0.0
 
-    def __post_init__(self) -> None:
-        for name in _KEPT:  # of many ranks they are long, and there is one for each cause
-            if (column := getattr(self, name)) is not None:
-                msgspec.structs.force_setattr(self, name, narrow(column))
-
-
-_KEPT = ("lag", "own", "ready", "dur", "gap", "transfer")
+    @classmethod
+    def of(
+        cls,
+        *,
+        dropped: Mask | None = None,
+        alone: Mask | None = None,
+        doubt: float = 0.0,
+        **columns: Times | None,
+    ) -> Removal | None:
+        """What goes, of whole columns, which have 0 where nothing does; ``None`` if nothing goes."""
+        parts = {name: Part.of(one) for name, one in columns.items() if one is not None and one.any()}
+        masks = [one is not None and one.any() for one in (dropped, alone)]
+        return cls(parts, dropped=dropped, alone=alone, doubt=doubt) if parts or any(masks) else None
 
 
 class OverSteps(msgspec.Struct, frozen=True, eq=False):
@@ -58,21 +81,17 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
     """The program without some causes."""
     columns: dict[str, npt.NDArray[np.generic]] = {}
     for name in ("lag", "own", "ready", "dur"):
-        taken = [
-            _in_doubt(one, part, program.scenario) if name in ("dur", "lag") else part
-            for one in removals
-            if (part := getattr(one, name)) is not None
-        ]
-        if taken:
+        if taken := _parts(removals, name, program.scenario):
             columns[name] = narrow(_less(getattr(program, name), taken))
-    gaps = [one.gap for one in removals if one.gap is not None]
-    if gaps:
+    for part in _parts(removals, "perhaps") if program.scenario is Scenario.FAST else ():
+        columns["lag"] = np.minimum(columns.get("lag", program.lag), _minus(program.lag, [part]))
+    if gaps := _parts(removals, "gap"):
         columns["delay"] = narrow(_minus(program.delay, gaps))
     transfer = program.transfer
     slower = [one.slower for one in removals if one.slower is not None]
     for share in slower:
         transfer = np.rint(transfer * (1.0 - share)).astype(np.int64)
-    taken = [one.transfer for one in removals if one.transfer is not None]
+    taken = _parts(removals, "transfer")
     if taken or slower:
         columns["transfer"] = _less(transfer, taken)
     dropped = [one.dropped for one in removals if one.dropped is not None]
@@ -88,15 +107,25 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
     return program
 
 
-def _in_doubt(removal: Removal, taken: Times, scenario: Scenario) -> Times:
-    """What goes in a scenario of what is taken."""
-    if not removal.doubt:
-        return taken
-    factor = of_scenario(scenario, 1 + removal.doubt, 1.0, 1 - removal.doubt)
-    return narrow(np.rint(taken * factor).astype(np.int64))
+def removed(program: RunProgram, removal: Removal | None, otherwise: str) -> RunProgram | NotApplicable:
+    """The program without what goes, or, where that is nothing, why there is none."""
+    return NotApplicable(otherwise) if removal is None else without(program, [removal])
 
 
-def _less(times: Times, taken: Sequence[Times]) -> Times:
+def _parts(removals: Sequence[Removal], name: str, scenario: Scenario = Scenario.LIKELY) -> list[Part]:
+    """What some causes take of one column in a scenario."""
+    found = []
+    for one in removals:
+        part = one.parts.get(name)
+        if part is not None and name in ("dur", "lag") and one.doubt:
+            factor = of_scenario(scenario, 1 + one.doubt, 1.0, 1 - one.doubt)
+            part = Part(part.where, narrow(np.rint(part.ns * factor).astype(np.int64)))
+        if part is not None:
+            found.append(part)
+    return found
+
+
+def _less(times: Times, taken: Sequence[Part]) -> Times:
     """Times less what is taken of them; entries that mean nothing (below 0) stay."""
     left = _minus(times, taken)
     np.maximum(left, 0, out=left)
@@ -104,17 +133,9 @@ def _less(times: Times, taken: Sequence[Times]) -> Times:
     return left
 
 
-def _minus(times: Times, taken: Sequence[Times]) -> Times:
+def _minus(times: Times, taken: Sequence[Part]) -> Times:
     """The difference in 64 bits; one array beside those that are given, however many they are."""
     left = times.astype(np.int64)
     for part in taken:
-        left -= part
+        left[part.where] -= part.ns
     return left
-
-
-def chosen_of(times: Times | None, chosen: Mask) -> Times | None:
-    """The chosen of some times and 0 of others, ``None`` where nothing is left."""
-    if times is None:
-        return None
-    kept = np.where(chosen, times, 0)
-    return kept if kept.any() else None

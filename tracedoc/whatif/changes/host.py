@@ -19,6 +19,8 @@ from tracedoc.whatif.changes.change import (
     of_scenario,
     scaled,
 )
+from tracedoc.whatif.even_ranks import after_waits
+from tracedoc.whatif.removal import Removal, Times, removed
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
 CAPTURED_HOST = (0.03, 0.06, 0.2)
@@ -26,10 +28,6 @@ CAPTURED_HOST = (0.03, 0.06, 0.2)
 
 COMPILED_HOST = (0.2, 0.4, 0.8)
 """Compiled code launches fewer kernels, each at less cost, but still one by one (decision 0003)."""
-
-FUSED_HOST = (0.05, 0.1, 0.3)
-FUSED_KERNELS = (0.6, 0.8, 1.0)
-"""A fused optimizer launches few kernels, and reads and writes each value once."""
 
 READY_NS = 100_000
 """What it takes to be handed a batch that is ready."""
@@ -40,22 +38,36 @@ FED = (0.75, 0.85, 1.0)
 ON_CPUS = NotApplicable("the ranks compute on CPUs: the time of the host is the work itself")
 
 
+def synced(program: RunProgram, own: Times) -> Removal | None:
+    """Waits of the host for the GPU, with what their calls take of ``own`` beyond them, if there are any.
+
+    Not those for copies of batches, for what is offloaded, and of the allocator. Perhaps what the host does
+    right after a wait, longer than it takes to launch, goes with it.
+    """
+    layout = program.layout
+    batches = (layout.cause_kind == Cause.COPY) & (layout.group[layout.cause_from] == Group.COPY_IN)
+    waits = np.isin(layout.cause_kind, (Cause.SYNC, Cause.COPY)) & ~batches
+    waits &= ~np.isin(layout.cause_from, layout.offload_event)
+    waits[waits] = layout.kind[layout.cause_to[waits]] != Call.ALLOCATION
+    returns = layout.returns(waits)
+    return Removal.of(own=np.where(returns, own, 0), dropped=waits, perhaps=after_waits(program, returns))
+
+
+def allocated(program: RunProgram, own: Times) -> Removal | None:
+    """Calls of the allocator that take long, of ``own`` and in waits for the GPU, if there are any."""
+    layout = program.layout
+    calls = layout.kind == Call.ALLOCATION
+    hosts = layout.to_host
+    freed = np.zeros(layout.cause_kind.size, dtype=bool)
+    freed[hosts] = calls[layout.cause_to[hosts]]
+    return Removal.of(own=np.where(calls, own, 0), dropped=freed)
+
+
 def no_sync(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Never wait for the GPU: synchronisation, and copies to the host that block."""
     if program.layout.is_cpu:
         return ON_CPUS
-    layout = program.layout
-    copied = layout.cause_kind == Cause.COPY
-    copied &= layout.group[layout.cause_from] == Group.COPY_OUT
-    waits = (layout.cause_kind == Cause.SYNC) | copied
-    waits &= (
-        layout.kind[np.where(layout.to_host, layout.cause_to, 0)] != Call.ALLOCATION if waits.any() else True
-    )
-    if not waits.any():
-        return NotApplicable("the host never waits for the GPU in the step")
-    own = program.own.copy()
-    own[layout.cause_to[waits]] = 0
-    return program.edited(active=program.active & ~waits, own=own)
+    return removed(program, synced(program, program.own), "the host never waits for the GPU in the step")
 
 
 def faster_host(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -72,34 +84,21 @@ def paced_passes(program: RunProgram, shares: tuple[float, float, float]) -> Run
     return _paced(program, of_scenario(program.scenario, *shares), _launching_passes(program))
 
 
+def paced_updates(program: RunProgram, shares: tuple[float, float, float]) -> RunProgram | NotApplicable:
+    """Let the host take a share of its time, by scenario, for the optimizer."""
+    if program.layout.is_cpu:
+        return ON_CPUS
+    return _paced(program, of_scenario(program.scenario, *shares), _in_parts(program, (Phase.OPTIMIZER,)))
+
+
 def capture_graph(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let the kernels of the forward and backward pass cost the host next to nothing."""
     return paced_passes(program, CAPTURED_HOST)
 
 
-def fuse_optimizer(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let the optimizer cost the host little, and its kernels less."""
-    if program.layout.is_cpu:
-        return ON_CPUS
-    edited = _paced(
-        program, of_scenario(program.scenario, *FUSED_HOST), _in_parts(program, (Phase.OPTIMIZER,))
-    )
-    if isinstance(edited, NotApplicable):
-        return edited
-    chosen = (program.layout.event_part == Phase.OPTIMIZER) & program.layout.computes
-    return edited.edited(dur=scaled(edited.dur, chosen, of_scenario(program.scenario, *FUSED_KERNELS)))
-
-
 def calm_allocator(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Take no time for allocating and freeing device memory."""
-    layout = program.layout
-    calls = layout.kind == Call.ALLOCATION
-    if not calls.any():
-        return NotApplicable("no memory is allocated or freed in the step")
-    hosts = layout.to_host
-    freed = np.zeros(layout.cause_kind.size, dtype=bool)
-    freed[hosts] = calls[layout.cause_to[hosts]]
-    return program.edited(own=np.where(calls, 0, program.own), active=program.active & ~freed)
+    return removed(program, allocated(program, program.own), "no memory is allocated or freed in the step")
 
 
 def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -124,12 +123,13 @@ def pin_copies(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     blocking &= layout.group[layout.cause_from] == Group.COPY_IN
     if not blocking.any():
         return NotApplicable("no copy to the device blocks the host")
-    own = program.own.copy()
-    own[layout.cause_to[blocking]] = 0
-    copies = np.zeros(program.dur.size, dtype=bool)
-    copies[layout.cause_from[blocking]] = True
+    copies = np.isin(np.arange(layout.events), layout.cause_from[blocking])
     factor = of_scenario(program.scenario, 0.0, 0.3, 0.5)
-    return program.edited(active=program.active & ~blocking, own=own, dur=scaled(program.dur, copies, factor))
+    return program.edited(
+        active=program.active & ~blocking,
+        own=np.where(layout.returns(blocking), 0, program.own),
+        dur=scaled(program.dur, copies, factor),
+    )
 
 
 def _working(program: RunProgram) -> Mask:
@@ -160,7 +160,13 @@ def _paced(program: RunProgram, factor: float, chosen: Mask) -> RunProgram | Not
 
 
 CHANGES = (
-    Change("no-sync", "the host never waits for the GPU", no_sync, (), "nothing needs the values earlier"),
+    Change(
+        "no-sync",
+        "the host never waits for the GPU",
+        no_sync,
+        (),
+        "nothing needs the values earlier; at best the code right after the waits goes with them",
+    ),
     Change(
         "faster-host",
         "the host takes this share of its time between two calls; 0 for a host that costs nothing",
@@ -173,11 +179,6 @@ CHANGES = (
         capture_graph,
         (),
         "shapes are static, and no control flow depends on data",
-    ),
-    Change(
-        "fuse-optimizer",
-        "the optimizer is fused: few launches, each value read and written once",
-        fuse_optimizer,
     ),
     Change("calm-allocator", "device memory is neither allocated nor freed in the step", calm_allocator),
     Change(
