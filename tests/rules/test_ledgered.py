@@ -159,20 +159,24 @@ def test_a_slow_link_is_told_beside_what_speaks_of_all_communication() -> None:
 
 
 @pytest.mark.parametrize(
-    ("saves", "told"),
+    ("launches_ms", "saves", "told"),
     [
-        ((18.0, 20.0, 22.0), [("small", 20.0)]),
+        (12.0, (25.0, 30.0, 32.0), [("small", "critical", 30.0)]),
         # Its causes cost more than twice the batch saves.
-        ((10.0, 11.9, 13.0), [("small", 12.0)]),
+        (40.0, (25.0, 30.0, 32.0), [("small", "critical", 40.0)]),
+        # Most of the step grows with the batch.
+        (12.0, (24.9, 30.0, 32.0), [("host.launch", "warning", 12.0), ("small", "note", 30.0)]),
+        (1.0, (6.0, 7.0, 8.0), [("small", "note", 7.0)]),
+        (1.0, (0.5, 1.9, 2.5), []),
     ],
 )
 def test_a_small_batch_costs_what_twice_of_it_saves(
-    saves: Range, told: list[tuple[str, float]], monkeypatch: pytest.MonkeyPatch
+    launches_ms: float, saves: Range, told: list[tuple[str, str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run: saves)
     small = rule("small", cause=("host.launch", "link.latency"), tells="batch"), finding("small", 60.0)
-    judgement, _ = conclude([cause("host.launch", 12.0)], small)
-    assert [(one.id, one.cost_ms) for one in judgement.findings] == told
+    judgement, _ = conclude([cause("host.launch", launches_ms)], small)
+    assert [(one.id, one.severity, one.cost_ms) for one in judgement.findings] == told
 
 
 def test_of_two_causes_the_one_that_explains_more_speaks() -> None:
@@ -248,6 +252,38 @@ def test_a_cause_that_is_the_time_of_another_is_told_with_it(alone_ms: float, ru
     entry = cause("input.wait", 7.0, (alone_ms,) * 3, shared_with="host.sync")
     _, ledger = conclude([told, entry], (rule("syncs", cause=("host.sync",)), finding("syncs", 40.0)))
     assert ledger.causes[1].told_by == rules
+
+
+@pytest.mark.parametrize(
+    ("delays", "alone_ms", "ids"),
+    [
+        ("host.sync", 14.0, ["host.sync"]),
+        ("host.sync", 9.0, ["host.sync", "gathers"]),  # of 9 it has 4 in common
+        ("compute.fusion", 14.0, ["gathers", "compute.fusion"]),
+    ],
+)
+def test_communication_that_something_makes_late_is_told_with_that(
+    delays: str, alone_ms: float, ids: list[str]
+) -> None:
+    """A wait of the host saves 15 ms alone; the gathers that it makes late save up to 14 of them."""
+    late = cause("order.gathers", 7.0, (alone_ms,) * 3, shared_with=delays)
+    gathers = rule("gathers", cause=("order.gathers",), part_of=("link",), tells="time")
+    judgement, ledger = conclude([cause(delays, 8.0, (15.0,) * 3), late], (gathers, finding("gathers", 9.0)))
+    assert [one.id for one in judgement.findings] == ids
+    assert ledger.causes[1].told_by == (("gathers",) if "gathers" in ids else (delays,))
+
+
+@pytest.mark.parametrize(
+    ("gathers_ms", "size_ms", "told"), [(1.9, 12.2, False), (2.0, 12.2, True), (1.9, 12.0, True)]
+)
+def test_a_rule_whose_own_cause_costs_nothing_tells_most_of_what_it_measured(
+    gathers_ms: float, size_ms: float, told: bool
+) -> None:
+    """Of what it measured 6 ms are of an entry that it has in part; the rest is another's."""
+    gathers = rule("gathers", cause=("order.gathers",), part_of=("link",)), finding("gathers", size_ms)
+    causes = [cause("link.transfer", 6.0 - gathers_ms), cause("order.gathers", gathers_ms)]
+    judgement, _ = conclude(causes, gathers)
+    assert ("gathers" in {one.id for one in judgement.findings}) is told
 
 
 def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +438,16 @@ def test_shares_of_a_cpu_step_are_notes_unless_a_rule_knows_better(on_cpu: str, 
     causes = [cause("link.transfer", 20.0), cause("input.wait", 30.0)]
     found = dict(severities(conclude(causes, pair, of=measured(is_cpu=True))[0]))
     assert found == {"slow": severity, "input.wait": "note"}
+
+
+@pytest.mark.parametrize(("launches_ms", "severity"), [(0.0, "note"), (4.0, "note"), (4.1, "warning")])
+def test_what_is_mostly_for_want_of_a_compiler_is_a_level_less_severe(
+    launches_ms: float, severity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (8.0, 8.0, 8.0))
+    pair = rule("tiny", cause=("compute.small_kernels", "host.launch")), finding("tiny", 40.0)
+    causes = [cause("compute.small_kernels", 4.0, (6.0,) * 3), cause("host.launch", launches_ms)]
+    assert severities(conclude(causes, pair)[0]) == [("tiny", severity)]
 
 
 def test_doubts_cap_severity() -> None:

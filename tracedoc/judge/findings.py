@@ -14,6 +14,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import evaluate as evaluate_condition
 from tracedoc.judge.expression import parse
 from tracedoc.judge.rule import Rule, RuleFix
+from tracedoc.judge.severity import severity_by_share
 from tracedoc.judge.verdicts import Times, Weighed, values_of, weigh
 from tracedoc.judge.wording import (
     WORST_RANK,
@@ -32,14 +33,8 @@ from tracedoc.topics.step.rank import step_ms
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.evidence import EvidenceCollector, collectors
 
-CRITICAL_SHARE = 0.15
-WARNING_SHARE = 0.05
-"""A finding is critical or a warning from this share of the step on."""
-
 SEEN = 0.01
 """What a rule measured of a cause is told from this share of the step on."""
-
-_WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -179,12 +174,6 @@ def severity_of(rule: Rule, gain: Gain | None, confidence: str, measurements: Me
     by_share = severity_by_share(_share_of_step(gain, measurements) or 0.0, confidence)
     severity = rule.severity or by_share
     return "note" if measurements.is_cpu and rule.on_cpu == "capped" else severity
-
-
-def severity_by_share(share: float, confidence: str) -> str:
-    """The severity of what costs a share of the step, 0 to 1, as far as confidence allows."""
-    by_share = "critical" if share >= CRITICAL_SHARE else "warning" if share >= WARNING_SHARE else "note"
-    return max(by_share, _WORST_BY_CONFIDENCE[confidence], key=SEVERITIES.index)
 
 
 def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:

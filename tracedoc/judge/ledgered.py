@@ -9,9 +9,10 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import WARNING_SHARE, Judgement, severity_by_share, standing_for
-from tracedoc.judge.overlaps import alone_ms_of, same_time, with_overlap
+from tracedoc.judge.findings import Judgement, standing_for
+from tracedoc.judge.overlaps import alone_ms_of, is_mostly_shared, same_time, with_overlap
 from tracedoc.judge.rule import Rule
+from tracedoc.judge.severity import COVERED, INHERENT, TOO_SMALL, WARNING_SHARE, WORTH, severity_by_ledger
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.predicted import LEAST_SHARE, as_runs_differ
@@ -20,28 +21,14 @@ from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
 from tracedoc.whatif.predictions import larger_batch
 
-WORTH = 0.02
-"""A cause below this share of the step is not told: runs of one job differ by as much."""
-
-UNSURE = "low"
-"""The confidence of a ledger whose replay misses the step: what no rule tells is then a note at most."""
-
 ALIKE = 0.5
-"""A cause that no rule tells comes after one that a rule tells where that costs at least this share of it:
-there a fix is known."""
+"""A cause without a known fix comes after one that has one, where that costs at least this share of it."""
 
 WARM_UP = ("host.first_calls", "host.compile")
 """Causes that a job pays once."""
 
 MOSTLY_WARM_UP = 0.5
 """Of a step that is warm-up for more than this share nothing else is told: later ones are not like it."""
-
-INHERENT = ("pipeline.bubble",)
-"""Causes that a training strategy has by itself: told, but never a warning."""
-
-BY_DEFAULT = ("compute.fusion", "compute.padding")
-"""Causes that every script has which is not compiled, or packs no samples: a level less severe than what
-they cost."""
 
 WITHIN = ("link.slow",)
 """Causes that a rule about their whole family does not tell, though they bound its gain: they have a mend of
@@ -50,6 +37,9 @@ their own."""
 BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
 """Families of causes where a rank is left out: the first are not told, and of the second it is not known how
 much is waiting for that rank."""
+
+DELAYING = ("input", "host", "ranks")
+"""Families of causes that make communication late."""
 
 TOPIC_OF_FAMILY = {
     "input": "input",
@@ -64,22 +54,17 @@ TOPIC_OF_FAMILY = {
 """The topic of a finding that only the ledger tells, by the family of its cause."""
 
 
-COVERED = 0.5
-"""A finding gives way where others tell at least this share of what its causes cost, and a cause is told
-where findings stand for at least this share of it."""
-
-
 class _Claim(msgspec.Struct, frozen=True):
     """A finding with what its causes cost the mean step in ms, before others are heard.
 
-    ``whole`` of its ``causes`` it has wholly. ``size_ms`` is its rule's own bound, ``conditions`` by how many
-    comparisons it was told. ``saves`` is what mending saves where that is more than its causes cost.
+    Of its ``causes`` it has its ``own`` wholly. ``size_ms`` is its rule's own bound, ``conditions`` by how
+    many comparisons it was told. ``saves`` is what mending saves where that is more than its causes cost.
     """
 
     finding: Finding
     rule: Rule
     causes: tuple[LedgerCause, ...]
-    whole: int
+    own: tuple[LedgerCause, ...]
     share_ms: float
     size_ms: float
     conditions: int
@@ -94,25 +79,25 @@ class _Claim(msgspec.Struct, frozen=True):
         """
         captured = not _beyond(self.rule)
         if self.rule.tells == "time":
-            return captured, 1, len(self.causes), self.whole, -self.conditions, self.finding.id
+            return captured, 1, len(self.causes), len(self.own), -self.conditions, self.finding.id
         return captured, 0, 0, -round(self.share_ms, 6), -self.conditions, self.finding.id
 
 
 class _Priced(msgspec.Struct, frozen=True):
     """A finding that stands, with its causes and what they cost the mean step in ms.
 
-    It is ``plain`` if no rule tells it.
+    It is ``unknown`` if no rule tells it and no fix is known.
     """
 
     finding: Finding
     causes: tuple[LedgerCause, ...] = ()
     share_ms: float = 0.0
     conditions: int = 0
-    plain: bool = False
+    unknown: bool = False
 
     @property
     def order(self) -> tuple[int, float, int, str]:
-        weight = self.share_ms * (ALIKE if self.plain else 1.0)
+        weight = self.share_ms * (ALIKE if self.unknown else 1.0)
         return SEVERITIES.index(self.finding.severity), -weight, -self.conditions, self.finding.id
 
 
@@ -183,9 +168,10 @@ class _Claimed:
         of = gain.mean_step_ms if _beyond(rule) and gain is not None else None
         size = claim.size_ms * (self._ledger.step_ms / of if of else 1.0)
         groups = [rule.cause + rule.part_of] if _beyond(rule) else [(name,) for name in rule.part_of]
-        mine_ms = {} if _beyond(rule) else {one.id: left[one.id] for one in _named(rule.cause, self._ledger)}
+        mine_ms = {} if _beyond(rule) else {one.id: left[one.id] for one in claim.own}
         for names in groups:
-            rest = {one.id: left[one.id] for one in _named(names, self._ledger) if one.id not in mine_ms}
+            named = _named(names, self._ledger) if claim.causes else ()
+            rest = {one.id: left[one.id] for one in named if one.id not in mine_ms}
             whole = sum(rest.values())
             part = min(size / whole, 1.0) if whole > 0 else 0.0
             mine_ms |= {id: part * ms for id, ms in rest.items()}
@@ -248,7 +234,7 @@ def concluded(
                 continue
             claimed.told[cause.id] = [cause.id]
             plain = _plain(cause, ledger, measurements, judgement)
-            priced.append(_Priced(plain, (cause,), cause.share_ms, plain=True))
+            priced.append(_Priced(plain, (cause,), cause.share_ms, unknown=not plain.fixes))
     priced.sort(key=lambda one: one.order)
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
@@ -309,6 +295,12 @@ def _heard(
         return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
     free = min(sum(left.values()), claim.share_ms)
     tellers = claimed.tellers(claim)
+    if delays := _delayed_by(claim, ledger):
+        tellers = tuple(claimed.told.get(delays.id, (delays.id,)))
+        return _Dropped("yielded", f"it is late because of the {delays.words}", tellers)
+    own_ms = sum(one.share_ms for one in claim.own)
+    if rule.cause and not claim.saves and own_ms < least and free < COVERED * claim.size_ms:
+        return _Dropped("pass", f"other causes cost most of its {format_ms(claim.size_ms)}")
     if tellers and free < (1 - COVERED) * claim.share_ms:
         tell = "tells" if len(tellers) == 1 else "tell"
         told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
@@ -320,13 +312,35 @@ def _heard(
         alone = alone_ms_of(mine, measurements)
     share = claimed.take(claim, left)
     share = claim.saves[1] if claim.saves else share
-    severity = _severity(rule, mine, share, alone, finding.confidence, ledger, measurements)
+    severity = severity_by_ledger(rule, mine, share, alone, finding.confidence, ledger, measurements)
     gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
     likely = gain.likely_ms if gain is not None else None
     if likely is None and share >= sum(one.share_ms for one in mine) > 0:
         likely = alone[1]
     kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
     return _Priced(_on_every_rank(kept, mine, measurements), mine, share, claim.conditions)
+
+
+def _delayed_by(claim: _Claim, ledger: Ledger) -> LedgerCause | None:
+    """What makes the communication late whose time a finding tells.
+
+    It costs the same time, and saves no less: where the host waits, what it calls afterwards is late.
+    """
+    largest = max(claim.causes, key=lambda one: one.share_ms, default=None)
+    if largest is None or claim.rule.tells != "time" or not is_mostly_shared(largest):
+        return None
+    return next(
+        (
+            one
+            for one in ledger.causes
+            if one.id == largest.shared_with
+            and largest.id.partition(".")[0] in AWAITED
+            and one.id.partition(".")[0] in DELAYING
+            and one.share_ms >= WORTH * ledger.step_ms
+            and one.alone_ms[1] >= largest.alone_ms[1]
+        ),
+        None,
+    )
 
 
 def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
@@ -368,12 +382,14 @@ def _claims(
         whole = _named(rule.cause, ledger)
         part = sum(one.share_ms for one in _named(rule.part_of, ledger))
         share = sum(one.share_ms for one in whole) + min(part, size)
+        causes, told_by = causes_of(rule, ledger), conditions[rule.id]
         saves = larger_batch(measurements.run) if rule.tells == "batch" else None
-        if saves is not None and saves[1] <= share:
+        if saves is not None and saves[0] < TOO_SMALL * ledger.step_ms:
+            causes, whole, share = (), (), saves[1]
+        elif saves is not None and saves[1] <= share:
             saves = None
         share = share if saves is None else saves[1]
-        causes, told_by = causes_of(rule, ledger), conditions[rule.id]
-        claims.append(_Claim(finding, rule, causes, len(whole), share, size, told_by, saves))
+        claims.append(_Claim(finding, rule, causes, whole, share, size, told_by, saves))
     return claims, others
 
 
@@ -394,49 +410,6 @@ def _in_place(finding: Finding, dropped: Mapping[str, _Dropped], rules: Mapping[
         return finding
     behind = [name for name, one in dropped.items() if finding.rule_id in one.tellers]
     return replace(finding, in_place_of=tuple(one for one in behind if rules[one].status == "stable"))
-
-
-def _severity(
-    rule: Rule | None,
-    causes: Sequence[LedgerCause],
-    share_ms: float,
-    alone_ms: Range,
-    confidence: str,
-    ledger: Ledger,
-    measurements: Measurements,
-) -> str:
-    """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
-
-    Of such a pair the one that saves more alone weighs its share, for both: mending both gives both, and the
-    other one saves nothing before. The middle between the lower end and what is likely makes a warning at
-    most.
-    """
-    if causes and all(one.id in INHERENT for one in causes):
-        return "note"
-    weight = alone_ms[0]
-    if rule is not None and rule.part_of:
-        weight = min(share_ms, weight)
-    if any(_leads_pair(one, ledger) for one in causes):
-        weight = max(share_ms, weight)
-    confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
-    middle = (weight + min(share_ms, alone_ms[1])) / 2
-    likely = severity_by_share(middle / ledger.step_ms, confidence)
-    least = severity_by_share(weight / ledger.step_ms, confidence)
-    severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
-    if causes and all(one.id in BY_DEFAULT for one in causes):
-        severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
-    return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
-
-
-def _leads_pair(cause: LedgerCause, ledger: Ledger) -> bool:
-    """True for a cause that hides another, or is hidden by it, and saves more alone than that one."""
-    least = WORTH * ledger.step_ms
-    return any(
-        (one.id == cause.partner or (one.partner == cause.id and one.share_ms >= least))
-        and one.id not in INHERENT
-        and (one.alone_ms[1], one.share_ms) <= (cause.alone_ms[1], cause.share_ms)
-        for one in ledger.causes
-    )
 
 
 def _gain(
@@ -479,7 +452,7 @@ def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judge
     return Finding(
         id=cause.id,
         rule_id=cause.id,
-        severity=_severity(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
+        severity=severity_by_ledger(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
         confidence=confidence,
         title=words,
         message=shown or f"{words}{f' ({where})' if where else ''}.",

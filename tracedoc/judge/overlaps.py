@@ -63,8 +63,14 @@ def same_time(cause: LedgerCause, told: Mapping[str, list[str]]) -> list[str]:
     """The rules that tell the cause whose mending saves most of what mending this one does; [] for none.
 
     ``told`` has the rules by the id of the cause.
+    """
+    return told.get(cause.shared_with, []) if is_mostly_shared(cause) else []
+
+
+def is_mostly_shared(cause: LedgerCause) -> bool:
+    """True where mending another cause saves most of what mending this one does.
 
     Of time that two causes share each has half as its part, which is so much less than what it saves alone.
     """
     shared_ms = 2 * (cause.alone_ms[1] - cause.share_ms)
-    return told.get(cause.shared_with, []) if shared_ms >= MOSTLY_SHARED * cause.alone_ms[1] else []
+    return shared_ms >= MOSTLY_SHARED * cause.alone_ms[1] > 0

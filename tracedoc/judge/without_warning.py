@@ -9,7 +9,7 @@ from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
-from tracedoc.judge.ledgered import INHERENT, WORTH
+from tracedoc.judge.severity import INHERENT, WORTH
 from tracedoc.ledger import Ledger, LedgerCause
 from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms

@@ -179,13 +179,6 @@ def short_chains_ms(timeline: RankTimeline) -> Value:
     return total_ms(Spans.of(timeline.trace.ts_ns[rows], timeline.trace.end_ns[rows]))
 
 
-@rank_fact(unit="fraction", needs=("gpu", "kernels"))
-def short_kernels_frac(timeline: RankTimeline) -> Value:
-    """Share of the median step's compute kernels that are in the chains of ``short_kernel_ms``."""
-    count = judged_kernels(timeline).size
-    return _in_chains(timeline).size / count if count else Unknown("the step holds no compute kernel")
-
-
 def _in_chains(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     rows, of_optimizer = small_kernel_rows(timeline), _optimizer_kernels(timeline)
     return rows if isinstance(of_optimizer, Unknown) else rows[~is_among(rows, of_optimizer)]

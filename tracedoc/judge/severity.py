@@ -1,0 +1,89 @@
+"""How severe a finding is, by what the ledger says of its causes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tracedoc.diagnosis import SEVERITIES
+from tracedoc.facts.measure_run import Measurements
+from tracedoc.judge.rule import Rule
+from tracedoc.ledger import Ledger, LedgerCause, Range
+
+CRITICAL_SHARE = 0.15
+WARNING_SHARE = 0.05
+"""A finding is critical or a warning from this share of the step on."""
+
+WORTH = 0.02
+"""A cause below this share of the step is not told: runs of one job differ by as much."""
+
+COVERED = 0.5
+"""A finding gives way where others tell at least this share of what its causes cost, and a cause is told
+where findings stand for at least this share of it."""
+
+UNSURE = "low"
+"""The confidence of a ledger whose replay misses the step: what no rule tells is then a note at most."""
+
+INHERENT = ("pipeline.bubble",)
+"""Causes that a training strategy has by itself: told, but never a warning."""
+
+BY_DEFAULT = ("compute.fusion", "compute.small_kernels", "compute.padding")
+"""Causes that every script has which is not compiled, or packs no samples: what is mostly for them is a level
+less severe."""
+
+TOO_SMALL = 0.25
+"""Where twice the batch saves less than this share of the step, more than half of it grows with the batch:
+it is told as a note then, beside what costs the step."""
+
+_WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
+
+
+def severity_by_share(share: float, confidence: str) -> str:
+    """The severity of what costs a share of the step, 0 to 1, as far as confidence allows."""
+    by_share = "critical" if share >= CRITICAL_SHARE else "warning" if share >= WARNING_SHARE else "note"
+    return max(by_share, _WORST_BY_CONFIDENCE[confidence], key=SEVERITIES.index)
+
+
+def severity_by_ledger(
+    rule: Rule | None,
+    causes: Sequence[LedgerCause],
+    share_ms: float,
+    alone_ms: Range,
+    confidence: str,
+    ledger: Ledger,
+    measurements: Measurements,
+) -> str:
+    """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
+
+    Of such a pair the one that saves more alone weighs its share, for both: mending both gives both, and the
+    other one saves nothing before. The middle between the lower end and what is likely makes a warning at
+    most.
+    """
+    if causes and all(one.id in INHERENT for one in causes):
+        return "note"
+    weight = alone_ms[0]
+    if rule is not None and rule.part_of:
+        weight = min(share_ms, weight)
+    if any(_leads_pair(one, ledger) for one in causes):
+        weight = max(share_ms, weight)
+    confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
+    middle = (weight + min(share_ms, alone_ms[1])) / 2
+    likely = severity_by_share(middle / ledger.step_ms, confidence)
+    least = severity_by_share(weight / ledger.step_ms, confidence)
+    severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
+    by_default = sum(one.share_ms for one in causes if one.id in BY_DEFAULT)
+    if by_default and by_default >= COVERED * sum(one.share_ms for one in causes):
+        severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
+    if rule is not None and rule.tells == "batch" and alone_ms[0] < TOO_SMALL * ledger.step_ms:
+        severity = "note"
+    return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
+
+
+def _leads_pair(cause: LedgerCause, ledger: Ledger) -> bool:
+    """True for a cause that hides another, or is hidden by it, and saves more alone than that one."""
+    least = WORTH * ledger.step_ms
+    return any(
+        (one.id == cause.partner or (one.partner == cause.id and one.share_ms >= least))
+        and one.id not in INHERENT
+        and (one.alone_ms[1], one.share_ms) <= (cause.alone_ms[1], cause.share_ms)
+        for one in ledger.causes
+    )
