@@ -45,7 +45,13 @@ JOBS = {
     "no_no_sync": r"reduced in every micro-batch",
     "recompute": r"activations are computed again",
     "mesh_rank3": r"rank 3, which spends .* in `prepare` \(`mesh_rank3\.py:\d+`\)",
-    "late_onset": r"steps take .* longer from step \d+ on",
+    "late_onset": r"longer from step \d+ on .* in `track_statistics` \(`late_onset\.py:\d+`\)",
+    "local_sgd": r"rank 1, which spends .* in `augment` \(`local_sgd\.py:\d+`\)",
+    "extra_operators one": r"rank 1, which spends .* in `log_histograms` \(`extra_operators\.py:\d+`\)",
+    "extra_operators turns": r"`log_histograms` \(`extra_operators\.py:\d+`\)",
+    "bucket_sampler": r"`__iter__` \(`bucket_sampler\.py:\d+`\)",
+    "report_rank0": r"`send_metrics` \(`report_rank0\.py:\d+`\)",
+    "durable_rows": r"`append_row` \(`durable_rows\.py:\d+`\)",
     "loaders decodes": r"Input-bound.* in `decode` \(`loaders\.py:\d+`\)",
     "loaders fetches": r"Input-bound.* in `__getitem__` \(`loaders\.py:\d+`\).* Load what the samples",
     "loaders one_bad_worker": r"the data loader",
@@ -102,15 +108,17 @@ def main() -> int:
     parser.add_argument("names", nargs="*", default=[*dict.fromkeys((*JOBS, *ALSO)), *HEALTHY])
     parser.add_argument("--into", type=Path, default=HERE.parent / "build" / "named")
     asked = parser.parse_args()
-    missed = 0
+    missed, of_code, named_code = 0, 0, 0
     for name in asked.names:
         answer = answer_to(name, asked.into)
         line = answer.partition("\n")[0]
         named = re.match("CPU run", line) if name in HEALTHY else re.search(JOBS.get(name, ""), line)
         named = named and re.search(ALSO.get(name, ""), re.sub(r"\s+", " ", answer))
         missed += named is None
+        of_code += r"\.py" in JOBS.get(name, "")
+        named_code += r"\.py" in JOBS.get(name, "") and named is not None
         print(f"{'named' if named else 'MISSED':7} {name}: {line}", flush=True)
-    print(f"{len(asked.names)} jobs: {missed} not named")
+    print(f"{len(asked.names)} jobs: {missed} not named; functions: {named_code} of {of_code} named")
     return missed
 
 

@@ -45,7 +45,7 @@ from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.step.codec import share
 from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, without_timeline
-from tracedoc.timeline.script_code import SourceStep, read_source_step
+from tracedoc.step.source_step import SourceStep, read_source_step
 from tracedoc.topics import load_facts
 from tracedoc.topics.capture.run import job_limits
 from tracedoc.topics.straggler.causes import ranks_to_read

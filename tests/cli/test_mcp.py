@@ -98,7 +98,7 @@ def test_an_agent_gets_from_the_question_to_fix_and_prediction(run: Path) -> Non
         expected = finding.fixes[0].predicted
         assert answer["answer"] == diagnosis.summary
         assert worst["rule_id"] == finding.rule_id
-        assert worst["cost_ms"] == pytest.approx(finding.told_ms, rel=1e-4)
+        assert worst["told_ms"] == pytest.approx(finding.told_ms, rel=1e-4)
         assert fix["change"] == finding.fixes[0].change
         assert predicted["alone"][0]["step_ms"] == pytest.approx(expected.step_ms, rel=1e-4)
 
@@ -141,6 +141,8 @@ def test_no_answer_is_without_its_units_and_limits(run: Path) -> None:
             answer = await ask(client, tool, run="a", **arguments)
             assert answer["limits"][0]["code"] == "missing-ranks", tool
             assert [*numbers_without_unit(answer)] == [], tool
+        compared = (await ask(client, "compare", base="a", head="a"))["limits"]
+        assert [one["side"] for one in compared if one["code"] == "missing-ranks"] == ["base", "head"]
 
     limited = next((run / "a").glob("*0.json*"))
     for other in sorted((run / "a").glob("*.json*")):
@@ -193,6 +195,29 @@ def test_a_question_without_end_is_refused(run: Path) -> None:
         assert "21 changes are too many" in await refused(
             client, "whatif", run="a", changes=21 * ["even-ranks"]
         )
+
+    in_process(run, agent)
+
+
+def test_an_argument_that_no_tool_has_is_refused_with_those_that_it_has(run: Path) -> None:
+    async def agent(client: Any) -> None:
+        said = await refused(client, "diagnose", run="a", by_rnak=True)
+        assert said == "diagnose has no argument 'by_rnak'; it has: run"
+        said = await refused(client, "facts", run="a", by_rnak=True)
+        assert "(did you mean 'by_rank'?); it has: run, names, topic, by_rank" in said
+        (facts,) = [tool for tool in (await client.list_tools()).tools if tool.name == "facts"]
+        assert facts.input_schema["additionalProperties"] is False
+
+    in_process(run, agent)
+
+
+def test_a_fix_that_is_not_predicted_says_why(run: Path) -> None:
+    async def agent(client: Any) -> None:
+        findings = (await ask(client, "diagnose", run="a"))["findings"]
+        whole = [await ask(client, "finding", run="a", rule_id=one["rule_id"]) for one in findings]
+        fixes = [fix for answer in whole for one in answer["findings"] for fix in one["fixes"]]
+        assert all(("predicted" in fix) != ("not_predicted" in fix) for fix in fixes)
+        assert any("no change can be replayed" in fix.get("not_predicted", "") for fix in fixes)
 
     in_process(run, agent)
 
@@ -275,6 +300,7 @@ def test_plans_and_words_need_no_run(run: Path) -> None:
         plan = await ask(client, "plan", params="7B", gpus=4, gpu="A100 40GB", options={"seq": 4096})
         assert plan["recommended"] in [one["strategy"] for one in plan["strategies"]]
         assert plan["asked"]["training"]["sequence"] == 4096
+        assert plan["units"].startswith("memory in bytes")
         assert "did you mean" in await refused(client, "explain", name="tiny-bach")
         assert "no option colour" in await refused(client, "plan", params="7B", options={"colour": 1})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 
 import pytest
 
@@ -39,6 +40,33 @@ def test_a_long_step_shows_what_it_does(watched: StackSamples) -> None:
     assert any(f"test_samples.py({first}): evaluate@" in frame for frame in frames)
     assert not any("collector/samples.py" in frame for frame in frames)
     assert any("watched@" in frame for frame in told["loop"])
+
+
+def spin(seconds: float) -> None:
+    """Take so long, on the processor."""
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        pass
+
+
+def first_part() -> None:
+    """Be over before a step of four milliseconds is long."""
+    spin(0.003)
+
+
+def test_the_step_after_a_long_one_is_sampled_from_its_beginning(
+    watched: StackSamples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "LEAST_NS", 4_000_000)
+    monkeypatch.setattr(samples, "median", lambda lengths: 0)
+    watched.begin()
+    told: object = None
+    while "first_part@" not in str(told):
+        first_part()
+        spin(0.006)
+        watched.step()
+        told = watched.describe()
+    watched.end()
 
 
 def test_steps_that_are_not_long_leave_nothing(watched: StackSamples) -> None:

@@ -30,6 +30,13 @@ LATE = """
 """
 """A rank that is 30 ms in no operator before each forward pass; the others wait 30 ms for it."""
 
+MORE = """
+  rank {}:
+    compute    0-70   x35
+    allreduce  70-90  1MiB
+"""
+"""A rank that is 30 ms in 15 operators more than the others, which wait 30 ms for it."""
+
 Frame = tuple[str, float, float]
 MAIN = ("train.py(30): main", 0, 100)
 SAVE = ("train.py(4): save_samples", 0, 30)
@@ -45,7 +52,9 @@ def stacks(folder: Path, rank: int, frames: tuple[Frame, ...]) -> str:
     builder.host("ProfilerStep#26", 0, 100, category="user_annotation")
     builder.host("aten::mm", 30, 100, category="cpu_op")
     for name, start, end in frames:
-        builder.host(name, start, end, category="python_function" if ".py(" in name else "user_annotation")
+        kinds = {".py(": "python_function", "aten::": "cpu_op"}
+        kind = next((kind for part, kind in kinds.items() if part in name), "user_annotation")
+        builder.host(name, start, end, category=kind)
     plain = builder.write(folder / "stacks.json")
     name = f"rank-{rank}.source.gz"
     (folder / name).write_bytes(gzip.compress(plain.read_bytes()))
@@ -60,12 +69,13 @@ def diagnosed(
     *,
     ranks: int = 2,
     before: str = "",
+    lanes_of_late: str = LATE,
 ) -> Diagnosis:
-    """Diagnose a run with these late ranks, of which some recorded stacks.
+    """Diagnose a run with these late ranks, all the time or each in its turn, of which some recorded stacks.
 
     ``before`` is the lane that a late rank has before its forward pass.
     """
-    lanes = ON_TIME + "".join(LATE.format(rank, before) for rank in late)
+    lanes = ON_TIME + "".join(lanes_of_late.format(rank, before) for rank in late)
     entries: dict[str, dict[str, object]] = {}
     for rank, builder in enumerate(parse_lanes(lanes, ranks=ranks, device=None)):
         builder.write(folder / f"rank-{rank}.json")
@@ -92,6 +102,42 @@ def test_a_late_rank_s_own_stacks_name_its_function(tmp_path: Path, late: int) -
     assert "30 ms" in found.message
     assert "`save_samples` (`train.py:4`)" in found.message
     assert found.fixes[0].title == "Take `save_samples` (`train.py:4`) out of the step"
+
+
+def test_operators_that_only_the_late_rank_starts_name_their_function(tmp_path: Path) -> None:
+    """Both start one in main; rank 1 starts 15 in log_metrics, through a function of torch, for 30 ms."""
+    log = ("train.py(15): log_metrics", 0, 30)
+    norm = ("torch/functional.py(9): norm", 0, 30)
+    more = tuple(("aten::norm", 2.0 * at, 2.0 * at + 2) for at in range(15))
+    recorded = {0: (MAIN,), 1: (MAIN, log, norm, *more)}
+    diagnosis = diagnosed(tmp_path, (1,), recorded, lanes_of_late=MORE)
+    assert diagnosis.facts["straggler_cause"].values["1"] == "more kernels"
+    assert named(diagnosis, 1) == "`log_metrics` (`train.py:15`)"
+    (found,) = [one for one in diagnosis.findings if one.rule_id == "cpu-straggler"]
+    assert "30 ms more than rank 0 in `log_metrics` (`train.py:15`)" in found.message
+    assert [fix.title for fix in found.fixes] == ["Take `log_metrics` (`train.py:15`) out of the step"]
+    assert diagnosis.facts["uneven_work_code"].value == "`log_metrics` (`train.py:15`)"
+    alike = tmp_path / "alike"
+    alike.mkdir()
+    both = diagnosed(alike, (1,), {0: recorded[1], 1: recorded[1]}, lanes_of_late=MORE)
+    assert named(both, 1) == "none"
+
+
+@pytest.mark.parametrize("lanes", [LATE, MORE])
+def test_what_ranks_do_in_turn_is_named_by_the_one_that_did_it_in_the_step_with_stacks(
+    tmp_path: Path, lanes: str
+) -> None:
+    late = lanes.replace("rank {}:", "rank {0} step {1}:").replace("{}", "")
+    turns = "".join(late.format(n % 2, n) for n in range(6))
+    operators = tuple(("aten::norm", 2.0 * at, 2.0 * at + 2) for at in range(15)) if lanes is MORE else ()
+    recorded = {0: (MAIN, ("aten::mm", 0, 28)), 1: (MAIN, SAVE, *operators)}
+    diagnosis = diagnosed(tmp_path, (0,), recorded, lanes_of_late=f"steps: 6\n{turns}")
+    assert diagnosis.facts["straggler_turn_code"].value == "`save_samples` (`train.py:4`)"
+    assert "in `save_samples` (`train.py:4`)" in diagnosis.findings[0].message
+    first = diagnosis.findings[0]
+    assert "`save_samples` (`train.py:4`)" in first.fixes[0].title
+    assert first.gain is not None
+    assert first.gain.high_ms == pytest.approx(30)  # of which the rank whose turn it is waits for none
 
 
 def test_a_rank_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import copy
 import io
 import json
 import os
@@ -155,6 +157,69 @@ def test_what_the_group_says_it_finished_does_not_wait() -> None:
     assert found.lines == ["no rank waits: all calls in the dumps of rank 0 had ended"]
 
 
+def timed_out(number: int) -> Entry:
+    """A call that NCCL's watchdog gave up: it is retired, and its end was never seen."""
+    return call("all_reduce", number, retired=True, time_discovered_completed_ns=None, timeout_ms=600_000)
+
+
+def test_a_call_that_timed_out_waits_though_nccl_counts_it_as_the_last_that_ended() -> None:
+    status = {"1": {"last_enqueued_collective": "8", "last_completed_collective": "7"}}
+    others = dump(call("all_reduce", 6, done=True), timed_out(7), call("all_reduce", 8), pg_status=status)
+    late = dump(call("all_reduce", 6, done=True))
+    found = told(others, others, others, late)
+    assert [(one.number, one.missing) for one in found.stuck] == [(7, (3,))]
+    groups = {"dp": "[0, 1]"}
+    gloo = call("all_reduce", 7, profiling_name="gloo:all_reduce", retired=True)
+    assert told(dump(gloo, groups=groups), dump(gloo, groups=groups)).stuck == ()
+
+
+def test_a_coalesced_call_whose_parts_are_not_listed_is_a_call() -> None:
+    groups = {"dp": "[0, 1]"}
+    found = told(dump(call("coalesced", 4, is_p2p=False), groups=groups), dump(groups=groups))
+    assert found.lines[0].startswith("rank 1 never entered coalesced 4 of group dp")
+
+
+def test_nccl_dumps_are_read_as_torch_reads_them() -> None:
+    """Who is missing is what PyTorch's own analyser says of the same values, pickled or as JSON."""
+    builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
+    groups = {"dp": "[0, 1, 2, 3]", "tp": "[2, 3]"}
+
+    def entries(*calls: Entry) -> list[Entry]:
+        common = {"p2p_seq_id": 0, "output_sizes": [[4]], "output_dtypes": ["Float"], "is_p2p": False}
+        return [
+            {
+                **one,
+                **common,
+                "record_id": at,
+                "op_id": at + 1,
+                "time_discovered_started_ns": None,
+                "time_discovered_completed_ns": NOON + 1 if one["state"] == "completed" else None,
+            }
+            for at, one in enumerate(calls)
+        ]
+
+    first = call("all_reduce", 1, done=True)
+    inner = call("all_gather", 1, group="tp", pg_id=2, done=True)
+    ranks = [entries(first, timed_out(2)), entries(first, timed_out(2))]
+    ranks += [entries(first, inner, timed_out(2)), entries(first, inner)]
+    dumps = [pickle.loads(dump(*one, groups=groups)) for one in ranks]
+    found = standstill([parse_dump(pickle.dumps(one, 2), rank) for rank, one in enumerate(dumps)])
+    as_json = standstill([parse_dump(json.dumps(one).encode(), rank) for rank, one in enumerate(dumps)])
+    details = {
+        str(rank): {**one, "rank": rank, "host_name": f"host{rank}"}
+        for rank, one in enumerate(copy.deepcopy(dumps))
+    }
+    options = argparse.Namespace(
+        verbose=False, just_print_entries=False, allow_incomplete_ranks=False, mismatch_cap=10
+    )
+    known = builder.build_db(details, options, "2.10").collectives
+    (torch_says,) = [one for one in known if one.missing_ranks]
+    assert [(one.number, set(one.missing)) for one in found.stuck] == [
+        (torch_says.collective_seq_id, torch_says.missing_ranks)
+    ]
+    assert found.stuck[0].missing == as_json.stuck[0].missing == (3,)
+
+
 def entered(*late_ms: float, skew_ms: float = 0.0) -> tuple[bytes, bytes]:
     """Two ranks that enter a call every 100 ms, the second one later by ``late_ms``."""
     groups = {"dp": "[0, 1]"}
@@ -192,6 +257,25 @@ def test_a_clock_that_is_ahead_makes_no_rank_late() -> None:
     assert late.frac == pytest.approx(60 / 550)
 
 
+def test_times_that_are_no_numbers_are_not_known_and_make_nobody_late() -> None:
+    groups = {"dp": "[0, 1]"}
+    strange = [
+        json.dumps(
+            {
+                "pg_config": {"id of dp": {"ranks": groups["dp"]}},
+                "entries": [call("all_reduce", n, done=True, time_created_ns=when) for n in range(6)],
+            }
+        ).encode()
+        for when in (float("nan"), NOON)
+    ]
+    assert told(*strange).lines == [
+        "no rank waits: all calls in the dumps of ranks 0-1 had ended",
+        "when rank 0 entered calls is not known, and so not who is late",
+    ]
+    stuck = told(dump(call("all_reduce", 4, time_created_ns=None), groups=groups), dump(groups=groups))
+    assert stuck.lines[0].endswith("; rank 0 waits")
+
+
 def test_ranks_that_come_together_are_not_told_late() -> None:
     assert told(*entered(1, 1, 1, 1, 1, 1)).late is None
 
@@ -221,6 +305,7 @@ def persistent() -> bytes:
         (b"\x80\x02r\xff\xff\xff\x7f.", "damaged"),
         (dump(call("all_reduce", 1))[:-20], "damaged"),
         (b"\x80\x02]q\x00.", "no entries"),
+        (pickle.dumps({"version": "1.4", "entries": [{"seq_id": 1}]}, 2), "has format 1.4"),
         (b'{"entries": 3}', "no entries"),
         (b"[" * 100_000, "nested too deep"),
     ],

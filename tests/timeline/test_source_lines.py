@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tracedoc.step.source_step import SourceLine, asking_lines
 from tracedoc.testing.builder import TraceBuilder
-from tracedoc.timeline.script_code import SourceLine, asking_lines
 from tracedoc.trace.kineto import read_trace
 
 ITEM = "<built-in method item of Tensor object at 0x7f656bafc410>"

@@ -237,6 +237,10 @@ def _tell_outcome(outcome: Outcome, options: Options) -> None:
         if times := _times(manifest.ranks):
             say(f"tracedoc: {times}")
         return
+    if options.ranks == "none" and manifest.silent:
+        logs = f"step logs of {len(manifest.silent)} ranks in {_shown(outcome.folder)}"
+        say(f"tracedoc: no rank was to be captured; {logs}")
+        return
     message, hint = _why_nothing(outcome, options.start + options.warmup)
     click.echo(f"error: {message}\nhint: {hint}", err=True)
 

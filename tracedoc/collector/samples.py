@@ -125,6 +125,11 @@ class StackTimes:
         if len(self._ns) > 8 * KEPT_STACKS:
             self._ns = Counter(dict(self._ns.most_common(KEPT_STACKS)))
 
+    def take(self, other: StackTimes) -> None:
+        """Add the times of others."""
+        for stack, ns in other.most():
+            self.add(stack, ns)
+
     def most(self) -> list[tuple[Stack, int]]:
         """The stacks with most time first, and that time in ns."""
         return self._ns.copy().most_common(KEPT_STACKS)
@@ -192,33 +197,53 @@ class StackSamples:
                 if began and time.perf_counter_ns() - began > STUCK_NS:
                     self._hold(number)
                 continue
-            usual = int(median(lengths))
-            due_ns = began + max(int(LONG * usual), usual + LEAST_NS) - time.perf_counter_ns()
+            due_ns = began + self._long_ns() - time.perf_counter_ns()
             if due_ns <= 0:
-                self._sample(number, max(usual // 2, LEAST_NS // 4))
+                self._slow += 1
+                self._sample(number, self._stacks, self._beside)
+                # It shows what such a step ends with; the next one is sampled from its beginning.
+                while self._sample_whole():
+                    pass
                 due_ns = LEAST_NS
 
-    def _sample(self, number: int, pause_ns: int) -> None:
-        """Take samples until the step ends; each stands for the time since the one before."""
-        last = time.perf_counter_ns() - pause_ns
+    def _long_ns(self) -> int:
+        """From when on a step is long."""
+        usual = int(median(self._lengths))
+        return max(int(LONG * usual), usual + LEAST_NS)
+
+    def _sample_whole(self) -> bool:
+        """Sample a step from its beginning; return whether it was long, else what it shows is dropped."""
+        began, number, least_ns = self._began_ns, self._steps, self._long_ns()
+        stacks, beside = StackTimes(), StackTimes()
+        self._sample(number, stacks, beside, since_ns=began)
+        if not began or self._steps != number + 1 or self._lengths[-1] < least_ns:
+            return False
         self._slow += 1
+        self._stacks.take(stacks)
+        self._beside.take(beside)
+        return True
+
+    def _sample(self, number: int, stacks: StackTimes, beside: StackTimes, since_ns: int = 0) -> None:
+        """Take samples until the step ends; each stands for the time since the one before."""
+        pause_ns = max(int(median(self._lengths)) // 2, LEAST_NS // 4)
+        last = since_ns or time.perf_counter_ns() - pause_ns
         began, told = self._began_ns, False
         ran = {one: ran_ns(one) for one in other_threads(self._thread)}
         while self._steps == number and self._began_ns and not self._ended.wait(pause_ns / 1e9):
             frames = sys._current_frames()
             now = time.perf_counter_ns()
             stack = stack_of(frames.get(self._thread))
-            beside = {
+            others = {
                 one: (stack_of(frames.get(one.ident or 0)), ran_ns(one))
                 for one in other_threads(self._thread)
             }
             del frames
             if self._steps == number:
-                self._stacks.add(stack, now - last)
-                for one, (of_thread, ns) in beside.items():
+                stacks.add(stack, now - last)
+                for one, (of_thread, ns) in others.items():
                     if ns > ran.get(one, ns):
-                        self._beside.add(of_thread, ns - ran[one])
-            ran = {one: ns for one, (_, ns) in beside.items()}
+                        beside.add(of_thread, ns - ran[one])
+            ran = {one: ns for one, (_, ns) in others.items()}
             last, pause_ns = now, min(int(pause_ns * GROWS), STUCK_NS // 2)
             if not told and began and now - began > max(STUCK_NS, STUCK * int(median(self._lengths))):
                 told = True

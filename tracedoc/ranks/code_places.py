@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.source_step import Started
 from tracedoc.timeline.script_code import CodePlace
 
 NAMED_SHARE = 0.5
@@ -70,6 +72,46 @@ def place_alone(
         usual = (int(np.median([time_in(one, places, other) for other in others])) for one in places)
         places = lasting(places, (one.time_ns - ns for one, ns in zip(places, usual, strict=True)))
     return longest_place(places, least_ms, loading=loading), bool(others)
+
+
+def more_work_place(run: RunView, rank: int, peers: Iterable[int]) -> Started | None:
+    """The function that starts half or more of the operators that a rank starts beyond its median peer.
+
+    With how many more these are. From steps with stacks; ``None`` where they do not show both the rank and a
+    peer.
+    """
+    steps = run.source_steps
+    mine = steps[rank].work if rank in steps else ()
+    others = [_operators(steps[peer].work) for peer in peers if peer in steps and steps[peer].work]
+    if not mine or not others:
+        return None
+    own, places = _operators(mine), {_name(one.place): one.place for one in mine}
+    more = {name: count - float(np.median([of[name] for of in others])) for name, count in own.items()}
+    first = max(more, key=lambda name: more[name])
+    beyond = sum(count for count in more.values() if count > 0)
+    if more[first] <= 0 or more[first] < NAMED_SHARE * beyond:
+        return None
+    return Started(places[first], int(more[first]))
+
+
+def most_work_place(run: RunView, ranks: Iterable[tuple[int, Sequence[int]]]) -> CodePlace | None:
+    """The function that most operators are of which some of ``ranks`` start beyond the peers behind each."""
+    found = [one for rank, peers in ranks if (one := more_work_place(run, rank, peers)) is not None]
+    first = max(found, key=lambda one: one.operators, default=None)
+    others = sum(one.operators for one in found if first is None or _name(one.place) != _name(first.place))
+    return first.place if first is not None and first.operators > others else None
+
+
+def _operators(work: Sequence[Started]) -> Counter[tuple[str, str, str]]:
+    """The operators that functions start, by file, name and what they call."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for one in work:
+        found[_name(one.place)] += one.operators
+    return found
+
+
+def _name(place: CodePlace) -> tuple[str, str, str]:
+    return place.file, place.function, place.call
 
 
 def lasting(places: Iterable[CodePlace], times_ns: Iterable[int]) -> list[CodePlace]:

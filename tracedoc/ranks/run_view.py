@@ -29,8 +29,8 @@ from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
+from tracedoc.step.source_step import SourceStep
 from tracedoc.timeline.collective_table import by_rank
-from tracedoc.timeline.script_code import SourceStep
 from tracedoc.units import format_ms, format_ranges
 from tracedoc.values import Value
 
@@ -203,7 +203,18 @@ def _representative_rank(digests: Sequence[RankDigest]) -> int | None:
     )
     # Of parts of steps the longest shows most: a pipeline's last stage begins late and ends early.
     chosen = [entry for entry in lengths if entry[2]] or lengths[-1:]
-    return chosen[(len(chosen) - 1) // 2][1] if chosen else None
+    # In a step without a meeting the others wait later for the rank that takes longest.
+    place = -1 if meet_rarely(digests) else (len(chosen) - 1) // 2
+    return chosen[place][1] if chosen else None
+
+
+def meet_rarely(digests: Sequence[RankDigest]) -> bool:
+    """Whether each of several ranks communicates in some of its complete steps, and in others does not."""
+    return len(digests) > 1 and all(
+        len({step.index in met for step in digest.complete_steps}) == 2
+        for digest in digests
+        for met in (set(digest.collectives.step.tolist()),)
+    )
 
 
 def habitual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -262,7 +273,7 @@ def ended_early(run: RunView) -> list[Limit]:
     lengths = {digest.rank: _length_ns(digest) for digest in run.digests if _length_ns(digest)}
     first = {digest.first_step for digest in run.digests}
     representative = run.representative_digest
-    if len(lengths) < 2 or len(first) != 1 or representative is None:
+    if len(lengths) < 2 or len(first) != 1 or representative is None or meet_rarely(run.digests):
         return []
     if any(digest.step_source != "profiler" for digest in run.digests):
         return []  # without marks of steps, each recording begins and ends where someone stopped it

@@ -47,7 +47,8 @@ class Call:
 
     ``group`` is backend and id of the process group, ``label`` its name for people; ``number`` counts the
     calls of a group, or of a pair of ranks: then ``peers`` are source and destination, numbered as there.
-    ``entered_ns`` is by the host's clock; ``begun`` says that the device has begun it, where that is known.
+    ``entered_ns`` is by the host's clock, 0 where the dump does not say; ``begun`` says that the device has
+    begun it, where that is known.
     ``local`` is the group's number on this rank; ``place`` is ``train.py:88``, "" in a dump without stacks.
     """
 
@@ -129,13 +130,24 @@ def parse_dump(content: bytes, rank: int, path: str = "") -> Dump:
     if not isinstance(values, dict) or not isinstance(entries, list):
         raise UnusableError("is no dump of the flight recorder: it has no entries")
     listed = [entry for entry in entries if isinstance(entry, dict)]
+    if listed and not any("collective_seq_id" in entry for entry in listed):
+        version = _text(values.get("version"))
+        raise UnusableError(
+            f"has format {version or 'unknown'} of the flight recorder, which does not number the calls of a "
+            "group; PyTorch 2.4 and later write one that does"
+        )
     done = _numbers(values, "last_completed_collective")
     entered = _numbers(values, "last_enqueued_collective")
     # The parts of a coalesced call have no state of their own.
     whole = {_place_in_group(one): one for one in listed if _op(one) == "coalesced"}
-    calls = [_call(one, whole.get(_place_in_group(one), one), done) for one in listed]
-    own = tuple(one for one in calls if one.op != "coalesced")
-    return Dump(rank, path, own, _members(values), entered)
+    # Before format 2.7 those of collectives are not listed either.
+    parts = {_place_in_group(one) for one in listed if _op(one) != "coalesced"}
+    calls = [
+        _call(one, whole.get(_place_in_group(one), one), done)
+        for one in listed
+        if _op(one) != "coalesced" or (_place_in_group(one) not in parts and one.get("is_p2p") is not True)
+    ]
+    return Dump(rank, path, tuple(calls), _members(values), entered)
 
 
 class _Plain(pickle.Unpickler):
@@ -173,11 +185,13 @@ def _call(entry: Mapping[str, Any], stated: Mapping[str, Any], done: Mapping[int
         peers.reverse()
     is_pair = len(peers) == 2
     number = _whole(entry.get("p2p_seq_id" if is_pair else "collective_seq_id"))
-    finished = (
-        stated.get("retired") is True
-        or stated.get("state") == "completed"
-        or (not is_pair and number <= done.get(_whole(entry.get("pg_id")), 0))
-    )
+    is_done = stated.get("state") == "completed"
+    is_retired = stated.get("retired") is True
+    # gloo records no states. Elsewhere a call that was retired and is not completed has timed out: its
+    # watchdog gave it up, and may have counted it as the last one that ended.
+    has_timed_out = is_retired and not is_done and backend != "gloo"
+    is_counted = not is_pair and number <= done.get(_whole(entry.get("pg_id")), 0)
+    finished = is_done or (not has_timed_out and (is_retired or is_counted))
     return Call(
         group=f"{backend}:{group}",
         label=label,

@@ -62,25 +62,25 @@ class Stuck:
     @property
     def words(self) -> str:
         """What stands still, as one sentence without a full stop."""
-        since = datetime.fromtimestamp(self.since_ns / 1e9, timezone.utc)
         called = f" (called at {self.place})" if self.place else ""
         call = f"{self.op}{f' {self.number:,}' if self.number else ''} of group {self.group}{called}"
-        wait = f"since {since:%H:%M:%S} UTC"
+        moment = datetime.fromtimestamp(self.since_ns / 1e9, timezone.utc)
+        wait = f" since {moment:%H:%M:%S} UTC" if self.since_ns else ""
         waiting = f"{_ranks(self.waiting)} {'wait' if len(self.waiting) > 1 else 'waits'}"
         if self.differ:
-            return f"ranks entered different calls as {call}: {'; '.join(self.differ)}; {waiting} {wait}"
+            return f"ranks entered different calls as {call}: {'; '.join(self.differ)}; {waiting}{wait}"
         if self.missing:
             who = "the others wait" if len(self.waiting) > 1 else waiting
-            text = f"{_ranks(self.missing)} never entered {call}; {who} {wait}"
+            text = f"{_ranks(self.missing)} never entered {call}; {who}{wait}"
             return text + "".join(f"; rank {rank} {words}" for rank, words in self.doing.items())
         if self.unknown:
-            return f"{waiting} in {call} {wait}; there is no dump of {_ranks(self.unknown)}: is it alive?"
+            return f"{waiting} in {call}{wait}; there is no dump of {_ranks(self.unknown)}: is it alive?"
         if self.behind:
             who = "its device" if len(self.behind) == 1 else "their devices"
-            return f"{_ranks(self.behind)} entered {call}, and {who} has not begun it; the others wait {wait}"
+            return f"{_ranks(self.behind)} entered {call}, and {who} has not begun it; the others wait{wait}"
         if self.strangers:
-            return f"{waiting} in {call} {wait}; {_ranks(self.strangers)} never entered a call of that group"
-        return f"{waiting} in {call} {wait}; every rank with a dump entered it, and it has not ended"
+            return f"{waiting} in {call}{wait}; {_ranks(self.strangers)} never entered a call of that group"
+        return f"{waiting} in {call}{wait}; every rank with a dump entered it, and it has not ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +110,16 @@ class Late:
 
 @dataclass(frozen=True, slots=True)
 class Standstill:
-    """What the dumps of a job say: calls that have not ended, causes first, and who enters late."""
+    """What the dumps of a job say: calls that have not ended, causes first, and who enters late.
+
+    Of the ranks ``untimed`` the dumps do not say when they entered calls.
+    """
 
     ranks: tuple[int, ...]
     stuck: tuple[Stuck, ...]
     late: Late | None
     unread: tuple[str, ...] = ()
+    untimed: tuple[int, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -131,6 +135,8 @@ class Standstill:
             told = [f"no rank waits: all calls in the dumps of {_ranks(self.ranks)} had ended"]
         if self.late is not None and not self.stuck:
             told.append(self.late.words)
+        if self.untimed:
+            told.append(f"when {_ranks(self.untimed)} entered calls is not known, and so not who is late")
         return [*told, *self.unread]
 
 
@@ -191,7 +197,8 @@ def standstill(
     )
     recent = [entry for entry in matched if min(entry.values()) >= since_ns]
     late = _latest(recent, by_rank, one_clock=one_clock)
-    return Standstill(tuple(sorted(by_rank)), tuple(told), late)
+    untimed = [rank for rank, dump in by_rank.items() if any(not call.entered_ns for call in dump.calls)]
+    return Standstill(tuple(sorted(by_rank)), tuple(told), late, untimed=tuple(sorted(untimed)))
 
 
 def _groups(
@@ -295,7 +302,7 @@ def _with_roots(one: Stuck, waits: set[int], dumps: Mapping[int, Dump]) -> Stuck
     doing = {}
     for rank in [rank for rank in one.missing if rank not in waits][:2]:
         made = [call for call in dumps[rank].calls if not call.waits]
-        call = max(made, key=lambda call: call.entered_ns, default=None)
+        call = max(made, key=lambda call: (call.entered_ns, call.number), default=None)
         if dumps[rank].stands_in:
             doing[rank] = f"is in {dumps[rank].stands_in}"
         elif call is not None:
@@ -310,11 +317,12 @@ def _first_waiting(calls: Iterable[Call]) -> Call | None:
 
 
 def _entered_by_all(calls: Mapping[int, Sequence[Call]]) -> list[dict[int, int]]:
-    """When each rank entered the calls of a group that all of several ranks entered."""
+    """When each rank entered the calls of a group that all of several ranks entered at known times."""
     entries: dict[int, dict[int, int]] = defaultdict(dict)
     for rank, listed in calls.items():
         for one in listed:
-            entries[one.number][rank] = one.entered_ns
+            if one.entered_ns:
+                entries[one.number][rank] = one.entered_ns
     return [entry for entry in entries.values() if len(entry) == len(calls) > 1]
 
 

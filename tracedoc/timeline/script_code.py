@@ -1,23 +1,19 @@
-"""The functions of a script in which the host spends time outside operators, or reads values of tensors."""
+"""The functions of a script in which the host spends time outside operators."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
-from itertools import islice
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
-from tracedoc.trace.kineto import read_trace
 
 KEPT_FUNCTIONS = 8
 """So many functions are kept, those with most time."""
@@ -25,7 +21,7 @@ KEPT_FUNCTIONS = 8
 TOP_LEVEL = "<module>"
 """The function that a script's own lines are in."""
 
-_FRAME = re.compile(r"^(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
+FRAME = re.compile(r"^(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
 
 _LIBRARIES = frozenset(
     {
@@ -112,7 +108,7 @@ def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
         return ()
     trace = timeline.trace
     threads = trace.thread.distinct(trace.is_kind(Kind.CPU_OP))
-    places = _places(trace, threads, mine, timeline.host_delays.input)
+    places = places_in(trace, threads, mine, timeline.host_delays.input)
     return tuple(one for one in places if not _is_a_pass(timeline, one))
 
 
@@ -136,45 +132,6 @@ def _is_a_pass(timeline: RankTimeline, place: CodePlace) -> bool:
     return int(ranges.covered_ns(begun, begun + 1).sum()) >= PASS_SHARE * begun.size
 
 
-def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:
-    """Return the same of a step that was recorded on the host with all Python frames.
-
-    Time in torch's own functions is left out, but for what they call of the script's, such as a data set.
-    """
-    step = _longest_step(trace)
-    if step is None:
-        return ()
-    loads = trace.rows_named(lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION)
-    loading = Spans.of(trace.ts_ns[loads], trace.end_ns[loads])
-    return _places(trace, np.array([trace.thread[step]]), _outside_operators(trace, step), loading)
-
-
-def background_places(trace: Trace) -> tuple[CodePlace, ...]:
-    """The functions of the script that other threads run in the longest step while its own is in no operator.
-
-    Calls of C code, which waits or works without the interpreter, are left out: what is left holds it, or
-    waits for it.
-    """
-    step = _longest_step(trace)
-    if step is None:
-        return ()
-    rows = trace.rows(Kind.PYTHON)
-    threads = distinct(trace.thread[rows])
-    quiet = _outside_operators(trace, step)
-    return _places(trace, threads[threads != trace.thread[step]], quiet, Spans.empty(), through_calls=False)
-
-
-def _longest_step(trace: Trace) -> int | None:
-    steps = trace.rows_named(lambda name: vocabulary.step_number(name) is not None, Kind.ANNOTATION)
-    return int(steps[trace.dur_ns[steps].argmax()]) if steps.size else None
-
-
-def _outside_operators(trace: Trace, step: int) -> Spans:
-    operators = trace.rows(Kind.CPU_OP)
-    busy = Spans.of(trace.ts_ns[operators], trace.end_ns[operators])
-    return Spans.from_pairs([(int(trace.ts_ns[step]), int(trace.end_ns[step]))]) - busy
-
-
 def place_around(trace: Trace, row: int) -> CodePlace | None:
     """Return the innermost function or named range of the script that holds a host row, if any does."""
     kinds = is_among(trace.kind, np.array([int(Kind.PYTHON), int(Kind.ANNOTATION)], dtype=trace.kind.dtype))
@@ -190,11 +147,11 @@ def place_around(trace: Trace, row: int) -> CodePlace | None:
 def place_of_row(trace: Trace, row: int) -> CodePlace | None:
     """The function of the script or named range that a row is, if it is one."""
     named = trace.kind[row] in (int(Kind.PYTHON), int(Kind.ANNOTATION))
-    owner = _owner(trace.row_name(row)) if named else _OPAQUE
+    owner = _owner(trace.row_name(row)) if named else OPAQUE
     return owner if isinstance(owner, CodePlace) else None
 
 
-def _places(
+def places_in(
     trace: Trace, threads: np.ndarray, wanted: Spans, loading: Spans, *, through_calls: bool = True
 ) -> tuple[CodePlace, ...]:
     """Return the innermost function or range of the script at each wanted time, most time first.
@@ -204,10 +161,33 @@ def _places(
     if len(wanted) == 0:
         return ()
     frames = trace.rows(Kind.PYTHON, Kind.ANNOTATION)
-    owners = {index: _owner(trace.names[index]) for index in distinct(trace.name[frames]).tolist()}
+    owners = owners_of(trace, frames)
     if not through_calls:
-        owners |= {index: _OPAQUE for index in owners if trace.names[index].startswith("<")}
-    counting = is_among(trace.name[frames], [index for index, owner in owners.items() if owner != _THROUGH])
+        owners |= {index: OPAQUE for index in owners if trace.names[index].startswith("<")}
+    found = []
+    for place, spans in when_innermost(trace, frames, threads, wanted, owners):
+        spans = spans & wanted
+        inside = (spans & loading).total_ns
+        found.append(msgspec.structs.replace(place, loading=True, time_ns=inside))
+        found.append(msgspec.structs.replace(place, time_ns=spans.total_ns - inside))
+    found = [one for one in found if one.time_ns > 0]
+    return tuple(sorted(found, key=lambda one: (-one.time_ns, one.file, one.line, one.call))[:KEPT_FUNCTIONS])
+
+
+def owners_of(trace: Trace, frames: np.ndarray) -> dict[int, CodePlace | str]:
+    """What each name of frames and ranges stands for: a place, :data:`THROUGH` or :data:`OPAQUE`."""
+    return {index: _owner(trace.names[index]) for index in distinct(trace.name[frames]).tolist()}
+
+
+def when_innermost(
+    trace: Trace,
+    frames: np.ndarray,
+    threads: np.ndarray,
+    wanted: Spans,
+    owners: Mapping[int, CodePlace | str],
+) -> Iterator[tuple[CodePlace, Spans]]:
+    """When each function or range of the script is the innermost one on some threads, around wanted times."""
+    counting = is_among(trace.name[frames], [index for index, owner in owners.items() if owner != THROUGH])
     long = trace.dur_ns[frames] >= wanted.total_ns * LEAST_CALL
     whole = (trace.ts_ns[frames] <= wanted.starts.min()) & (trace.end_ns[frames] >= wanted.ends.max())
     split = frozenset(trace.name[frames[whole]].tolist())
@@ -217,20 +197,16 @@ def _places(
     for thread in threads.tolist():
         for name, call, start, end in _innermost(trace, frames[thread_of == thread], owners, split):
             pieces[name, call].append((start, end))
-    found = []
     for (name, call), pairs in pieces.items():
         place = owners[name]
-        if not isinstance(place, CodePlace):
-            continue
-        spans = Spans.from_pairs(pairs) & wanted
-        inside = (spans & loading).total_ns
-        found.append(msgspec.structs.replace(place, loading=True, time_ns=inside, call=call))
-        found.append(msgspec.structs.replace(place, time_ns=spans.total_ns - inside, call=call))
-    found = [one for one in found if one.time_ns > 0]
-    return tuple(sorted(found, key=lambda one: (-one.time_ns, one.file, one.line, one.call))[:KEPT_FUNCTIONS])
+        if isinstance(place, CodePlace):
+            yield msgspec.structs.replace(place, call=call), Spans.from_pairs(pairs)
 
 
-_THROUGH, _OPAQUE = "through", "opaque"
+THROUGH, OPAQUE = "through", "opaque"
+
+COLLECTOR = "tracedoc/collector/"
+"""Frames of the collector have this in their file's name."""
 
 LEAST_CALL = 0.01
 """What takes a smaller share of the time is not named as a call."""
@@ -243,7 +219,7 @@ _WORKS = re.compile(
 """Code of torch and of DeepSpeed's engine that works for the model. Of what loads, saves, prints or records
 the time is that of whoever calls it."""
 
-_COMPREHENSION = re.compile(r"<(?:list|set|dict)comp>|<genexpr>")
+COMPREHENSION = re.compile(r"<(?:list|set|dict)comp>|<genexpr>")
 
 _CALLED = re.compile(r"^(?:.+\.py\(\d+\): |<built-in (?:method|function) )(?P<name>[a-zA-Z]\w*)")
 
@@ -256,18 +232,18 @@ def _owner(name: str) -> CodePlace | str:
     A library's frame lets its caller through, and a comprehension its function; a framework's, where the
     host works for the model or waits for other ranks, hides it, and so does the collector's.
     """
-    frame = _FRAME.match(name)
+    frame = FRAME.match(name)
     if frame is None:
         is_range = not name.startswith("<") and "::" not in name and not name.startswith("nn.Module: ")
         if not is_range or OF_A_FRAMEWORK.match(name):
-            return _THROUGH
+            return THROUGH
         return CodePlace("", 0, name[:120], loading=False, time_ns=0)
     file = frame["file"]
-    if _WORKS.search(file) or "tracedoc/collector/" in file:
-        return _OPAQUE
+    if _WORKS.search(file) or COLLECTOR in file:
+        return OPAQUE
     library = re.split(r"[/.]", file, maxsplit=1)[0] in _LIBRARIES or _INSTALLED.search(file)
-    if library or _COMPREHENSION.fullmatch(frame["function"]):
-        return _THROUGH
+    if library or COMPREHENSION.fullmatch(frame["function"]):
+        return THROUGH
     # The top level begins nowhere: there a trace has the line that ran when it began.
     line = 0 if frame["function"] == TOP_LEVEL else int(frame["line"])
     return CodePlace(file, line, frame["function"], loading=False, time_ns=0)
@@ -290,14 +266,14 @@ def place_of_stack(frames: Iterable[str], loop: Container[str]) -> CodePlace | N
             if name not in loop:
                 return owner
             return None if works else msgspec.structs.replace(owner, line=int(line or 0), call=call)
-        works |= owner == _OPAQUE
+        works |= owner == OPAQUE
         call = _called(name) or call
     return None
 
 
 def place_of_frame(frame: str) -> CodePlace | None:
     """The function that a sampled frame runs, of a library too, ``None`` where it is none of Python."""
-    match = _FRAME.match(frame.rpartition("@")[0])
+    match = FRAME.match(frame.rpartition("@")[0])
     return CodePlace(match["file"], int(match["line"]), match["function"], False, 0) if match else None
 
 
@@ -334,126 +310,10 @@ def _innermost(
             found.append((*open_[-1][:2], since, start))
         since = max(since, start) if open_ else start
         owner, call, last = open_[-1] if open_ else (name, "", end)
-        if owners[name] != _THROUGH:
+        if owners[name] != THROUGH:
             owner, call = name, ""
         elif not call and owner in split:
             call = _called(trace.names[name])
         open_.append((owner, call, min(end, last)))
     close(sys.maxsize)
     return found
-
-
-_CALL = re.compile(
-    r"^<built-in (?:method|function) "
-    r"(?P<asks>item|tolist|cpu|numpy|nonzero|is_nonzero|_cuda_synchronize|synchronize|_local_scalar_dense)\b"
-    r"|^torch/distributed/(?:distributed_c10d|tensor/_api)\.py\(\d+\): "
-    r"(?P<meets>barrier|monitored_barrier|all_reduce|reduce|full_tensor|"
-    r"(?:all_gather|broadcast|gather|scatter)_object(?:_list)?)$"
-)
-"""What reads values of tensors, and where a script lets ranks meet."""
-
-_BELOW_THE_CALL = frozenset({"torch", "importlib", *sys.stdlib_module_names})
-"""Frames of these packages lie between the script's frame and the call."""
-
-_NEVER = re.compile(
-    r"^torch/(?:optim|profiler|utils/data|autograd|nn/parallel|"
-    r"distributed/(?:fsdp|algorithms|optim|pipelining|_composable))/"
-)
-"""Code that reads values on the host, or lets ranks meet, by design: an optimizer counts its steps there."""
-
-
-_FRAMES_LISTED = 1000
-"""Python's own limit of frames on a stack."""
-
-
-class SourceLine(msgspec.Struct, frozen=True):
-    """A function of the script that reads values of tensors or lets ranks meet, and how often a step.
-
-    ``line`` is where the function begins: stacks do not hold the line of the call. ``call`` is what it calls,
-    as ``item``; ``meets`` marks barriers and pickled objects.
-    """
-
-    file: str
-    line: int
-    function: str
-    call: str
-    calls: int
-    meets: bool = False
-
-    @property
-    def place(self) -> CodePlace:
-        """The function as a place without time of its own."""
-        call = self.call if self.function == TOP_LEVEL else ""
-        line = 0 if call else self.line
-        return CodePlace(self.file, line, self.function, loading=False, time_ns=0, call=call)
-
-
-def asking_lines(trace: Trace) -> tuple[SourceLine, ...]:
-    """Return the functions that read values of tensors, synchronise or let ranks meet, most calls first.
-
-    The trace must have been read with ``python_functions=True``. Whether the tensor was on a device is not in
-    it: on a CPU, or for a tensor there, such a call waits for nothing.
-    """
-    rows = np.flatnonzero(trace.kind == int(Kind.PYTHON))
-    calls = {i: match for i, name in enumerate(trace.names) if (match := _CALL.match(name))}
-    counted: Counter[SourceLine] = Counter()
-    for name, around in _calls_with_stacks(trace, rows, calls):
-        place = _caller(trace.names[frame] for frame in around)
-        if place is not None:
-            asks, meets = calls[name].group("asks", "meets")
-            counted[SourceLine(*place, asks or meets, 0, meets=meets is not None)] += 1
-    found = (msgspec.structs.replace(line, calls=count) for line, count in counted.items())
-    return tuple(sorted(found, key=lambda one: (-one.calls, one.file, one.line, one.call)))
-
-
-def _calls_with_stacks(
-    trace: Trace, rows: npt.NDArray[np.intp], calls: Container[int]
-) -> Iterator[tuple[int, Iterator[int]]]:
-    """Yield the name of each call, and those of the frames around it from the innermost outwards."""
-    starts, ends, threads = trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows]
-    # Of frames that began together the longer lies outside.
-    order = np.lexsort((-ends, starts, threads))
-    frames: list[tuple[int, int]] = []
-    thread_now = -1
-    columns = (trace.name[rows[order]], ends[order], threads[order])
-    for name, end, thread in zip(*(column.tolist() for column in columns), strict=True):
-        if thread != thread_now:
-            frames.clear()
-            thread_now = thread
-        while frames and frames[-1][1] < end:
-            frames.pop()
-        if name in calls:
-            yield name, (frame for frame, _ in islice(reversed(frames), _FRAMES_LISTED))
-        frames.append((name, end))
-
-
-def _caller(frames: Iterable[str]) -> tuple[str, int, str] | None:
-    """Return the innermost frame of the script's own code; frames run from the innermost outwards."""
-    for frame in frames:
-        if _NEVER.match(frame):
-            return None
-        match = _FRAME.match(frame)
-        if match is None or _COMPREHENSION.fullmatch(match["function"]):
-            continue
-        if re.split(r"[/.]", match["file"], maxsplit=1)[0] not in _BELOW_THE_CALL:
-            return match["file"], int(match["line"]), match["function"]
-    return None
-
-
-class SourceStep(msgspec.Struct, frozen=True):
-    """What the step with stacks of one rank shows.
-
-    ``asking`` are the functions of the script that read values of tensors or let ranks meet, most calls
-    first; ``code`` is where the host spends time outside operators, most time first; ``background`` is what
-    other threads run meanwhile.
-    """
-
-    asking: tuple[SourceLine, ...] = ()
-    code: tuple[CodePlace, ...] = ()
-    background: tuple[CodePlace, ...] = ()
-
-
-def read_source_step(path: str) -> SourceStep:
-    """The places in the file of a step with stacks; raises :class:`InputError` where it is no trace."""
-    trace = read_trace(path, python_functions=True)
-    return SourceStep(asking_lines(trace), places_of_source_step(trace), background_places(trace))

@@ -27,6 +27,8 @@ ANSWER_BYTES = 24_000
 LONGEST_TEXT = 2_000
 """Letters of one text where an answer would be too long otherwise."""
 
+NO_CHANGE = "no change can be replayed for this fix; what its finding saves is the step without its causes"
+
 
 def fitted(answer: Answer) -> tuple[Answer, str]:
     """The answer, and the same as JSON of at most :data:`ANSWER_BYTES`.
@@ -108,14 +110,19 @@ def _finding(view: FindingView, names: tuple[str, ...], *, most_fixes: int) -> A
     fixes = [_fix(fix) for fix in view.fixes[:most_fixes]]
     played = bool(view.fixes) and view.fixes[0].predicted is not None
     gain = {} if played else {"saves": view.gain, "gain": view.finding.gain}  # one number for one thing
-    return answer | {"cost_ms": view.finding.told_ms} | gain | {"fixes": fixes}
+    return answer | {"told_ms": view.finding.told_ms} | gain | {"fixes": fixes}
 
 
 def _fix(fix: Fix) -> Answer:
-    answer: Answer = {name: getattr(fix, name) for name in ("title", "framework", "change", "advice", "risk")}
-    predicted = {} if fix.predicted is None else _predicted(fix.predicted)
-    predicted = {name: item for name, item in predicted.items() if name not in ("state", "change")}
-    return answer | {"replays": fix.replays, "predicted": predicted}
+    names = ("title", "framework", "change", "advice", "risk", "replays")
+    answer: Answer = {name: getattr(fix, name) for name in names}
+    if fix.predicted is None:
+        asks = f"this run cannot be replayed with it; whatif says why of {fix.replays!r}"
+        return answer | {"not_predicted": asks if fix.replays else NO_CHANGE}
+    predicted = _predicted(fix.predicted)
+    return answer | {
+        "predicted": {name: item for name, item in predicted.items() if name not in ("state", "change")}
+    }
 
 
 def _predicted(predicted: Predicted) -> Answer:

@@ -253,9 +253,13 @@ class Tools:
         found = tracedoc.compare(*sides, scaling=scaling or None, samples_per_step=samples_per_step)
         sheet = comparison_sheet(found)
         rest = msgspec.to_builtins(found)
-        return {"answer": sheet.answer, "notes": sheet.notes} | {
-            name: rest[name] for name in rest if name not in ("base", "head")
-        }
+        limits = [
+            {"side": side} | limit
+            for side, run in (("base", base), ("head", head))
+            for limit in limits_of(self._view(run))
+        ]
+        compared = {name: rest[name] for name in rest if name not in ("base", "head")}
+        return {"answer": sheet.answer, "notes": sheet.notes} | compared | {"limits": limits}
 
     def plan(
         self,
@@ -286,7 +290,10 @@ class Tools:
             raise InputError(f"the options cannot be read: {error}", "tracedoc plan --help") from None
         answer = make_plan(question, request, notes=notes)
         rest: Answer = msgspec.to_builtins(answer)
-        return {"answer": rest.pop("summary")} | rest
+        units = (
+            "memory in bytes on the GPU that needs most; a layout in ranks, micro-batches and rounds a step"
+        )
+        return {"answer": rest.pop("summary"), "units": units} | rest
 
     def explain(self, name: str) -> Answer:
         """Explain a rule, fact, cause, limit or word of an answer: meaning, thresholds, fixes."""

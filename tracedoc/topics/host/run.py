@@ -12,8 +12,9 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.step.host_work import AwayTotal, HostDigest, SyncTotal
 from tracedoc.step.rank_digest import RankDigest
+from tracedoc.step.source_step import SourceLine
 from tracedoc.timeline.host import PHASES
-from tracedoc.timeline.script_code import CodePlace, SourceLine
+from tracedoc.timeline.script_code import CodePlace
 from tracedoc.timeline.syncs import SPELLINGS
 from tracedoc.topics.capture.run import compiled, recorded
 from tracedoc.topics.host.rank import host_away_idle_ms, late_launch_idle_ms, unexplained_idle_ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from tracedoc.facts.catalog import manifest_fact, run_fact
+from tracedoc.ranks.code_places import NAMED_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.run.machine import LoaderWindow
@@ -13,7 +14,6 @@ from tracedoc.timeline.script_code import CodePlace, place_of_frame, place_of_st
 from tracedoc.topics.capture.run import recorded
 from tracedoc.topics.host.run import places_in_idle_time
 from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
-from tracedoc.topics.step.slow_steps import NAMED_SHARE
 from tracedoc.values import Unknown, Value
 
 MOST_WORKERS = 8

@@ -12,6 +12,7 @@ from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.step.rank import LONGER, longest_step, longest_step_doing, longest_step_pause_ms
+from tracedoc.topics.straggler.between_meetings import own_times
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
@@ -215,17 +216,25 @@ def _parts_ns(step: StepDigest) -> dict[str, float]:
 
 
 def _lengths_ms(run: RunView) -> dict[int, float]:
-    """The length of each step that all ranks with steps captured whole: the mean over the ranks."""
+    """The length of each step that all ranks with steps captured whole: the mean over the ranks.
+
+    Where they do not meet in every step it is what the rank that takes longest takes without waiting.
+    """
     counted = [one for one in run.digests if one.steps]
     found: dict[int, list[int]] = {}
     for digest in counted:
         for step in digest.complete_steps:
             found.setdefault(step.index, []).append(step.budget.window_ns)
-    return {step: sum(ns) / len(ns) / 1e6 for step, ns in found.items() if len(ns) == len(counted)}
+    steps = sorted(step for step, ns in found.items() if len(ns) == len(counted))
+    if len(counted) == len(run.digests) and (apart := own_times(run, steps)) is not None:
+        return dict(zip(steps, (apart.pace_ns / 1e6).tolist(), strict=True))
+    return {step: sum(found[step]) / len(counted) / 1e6 for step in steps}
 
 
 def late_ms_of(run: RunView, steps: tuple[int, ...]) -> Times:
     """What each step takes longer than if all ranks came as early as the median one; zeros if not known."""
+    if (apart := own_times(run, steps)) is not None:
+        return np.asarray(apart.late_ns / 1e6)
     if len(run.digests) < 2 or arrival_replay(run) is None:
         return np.zeros(len(steps))
     return np.maximum(gains_together(run, StartPolicy.MEDIAN, steps), 0) / 1e6

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import NO_MANIFEST, of_manifest, run_fact
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView, meet_rarely, once
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import COLLECTION, CORE_WAIT, STEP, WINDOW
 from tracedoc.trace.distinct import distinct, intersection, is_among
@@ -214,7 +214,11 @@ class JobSteps(msgspec.Struct, frozen=True, eq=False):
 
 
 def job_steps(run: RunView) -> JobSteps | Unknown:
-    """The steps of the job; Unknown without logs, or where ranks share too few steps."""
+    """The steps of the job; Unknown without logs, or where ranks share too few steps.
+
+    The median of the ranks; where these do not meet in every step, those of the rank whose steps differ
+    least: the others wait for it when they meet.
+    """
     ranks = _logged(run)
     if isinstance(ranks, Unknown):
         return ranks
@@ -227,8 +231,10 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
     lengths = np.stack([steps.length_ns[place] for steps, place in zip(ranks, places, strict=True)])
     paused = np.stack([steps.paused_ns[place] for steps, place in zip(ranks, places, strict=True)])
     waited = np.stack([steps.waited_ns[place] for steps, place in zip(ranks, places, strict=True)])
-    median = np.median(lengths, axis=0).astype(np.int64)
-    return JobSteps(numbers, median, paused.sum(axis=0), paused.max(axis=0), waited.sum(axis=0))
+    length = np.median(lengths, axis=0).astype(np.int64)
+    if meet_rarely(run.digests):
+        length = lengths[int(lengths.std(axis=1).argmin())]
+    return JobSteps(numbers, length, paused.sum(axis=0), paused.max(axis=0), waited.sum(axis=0))
 
 
 @run_fact(unit="ms")

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.code_places import has_stacks, place_alone
+from tracedoc.ranks.code_places import has_stacks, more_work_place, most_work_place, place_alone
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.model_parallel import CONTEXT_GROUP
 from tracedoc.timeline.host import PHASES
@@ -164,7 +164,8 @@ def straggler_code(run: RunView) -> dict[str, Value]:
 
     From the stacks of that rank alone, in its trace or in its step with stacks. What the function takes on
     ranks that are not late does not count (:func:`straggler_code_ms`); the rest is half or more of what the
-    rank is longer at its cause.
+    rank is longer at its cause. Of a rank with more kernels, or operators, it is the function that starts
+    half or more of those that it starts beyond the others.
     """
     found: dict[str, Value] = {str(digest.rank): "none" for digest in run.digests}
     for late in stragglers(run):
@@ -173,16 +174,40 @@ def straggler_code(run: RunView) -> dict[str, Value]:
     return found
 
 
+@run_fact(unit="text", needs=("collectives", "multi_rank"))
+def straggler_turn_code(run: RunView) -> Value:
+    """The function in which one rank alone was for longer in the step with stacks, whichever rank that was.
+
+    For jobs in which another rank is late in each step. It takes half or more of what the rank is longer at
+    its cause, or starts half or more of the operators that it has beyond the others; "none" without one.
+    """
+    others = [
+        (digest.rank, [one.rank for one in run.digests if one is not digest])
+        for digest in run.digests
+        if digest.rank in run.source_steps
+    ]
+    in_code = [one.cause_ns[one.cause_ns > 0] for one in stragglers(run) if one.cause in IN_CODE]
+    lasted_ms = max((float(np.median(ns)) / 1e6 for ns in in_code if ns.size), default=0.0)
+    if not lasted_ms:
+        return str(most_work_place(run, others) or "none")
+    found = [place_alone(run, rank, peers, lasted_ms, loading=False) for rank, peers in others]
+    alone = [place for place, compared in found if place is not None and compared]
+    return str(max(alone, key=lambda one: one.time_ns, default="none"))
+
+
 @run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
 def straggler_code_ms(run: RunView) -> dict[str, Value]:
     """How much longer a late rank is in :func:`straggler_code` than the median rank that is not late.
 
-    In steps that were recorded with stacks, which make Python slower.
+    In steps that were recorded with stacks, which make Python slower. Of operators that are counted it is not
+    known.
     """
     found: dict[str, Value] = {str(digest.rank): Unknown("no function is named") for digest in run.digests}
     for late in stragglers(run):
         shown = late_place(run, late)
-        if shown is not None:
+        if shown is not None and late.cause == "kernels":
+            found[str(late.rank)] = Unknown("what it starts there is counted, not timed")
+        elif shown is not None:
             alone = Unknown("no rank that is not late recorded stacks")
             found[str(late.rank)] = shown.more_ns / 1e6 if shown.more_ns is not None else alone
     return found
@@ -265,12 +290,16 @@ def late_place(run: RunView, late: Straggler) -> LatePlace | None:
     """Return the function that makes a rank late, ``None`` where its own stacks show none.
 
     What it takes longer there than on the median of the ranks that are not late is half or more of what the
-    rank is longer at its cause. Where only this rank recorded stacks, its time counts whole.
+    rank is longer at its cause. Where only this rank recorded stacks, its time counts whole. Operators that
+    it alone starts are counted.
     """
+    not_peers = {late.rank, *(one.rank for one in _noticed(run))}
+    peers = [digest.rank for digest in run.digests if digest.rank not in not_peers]
+    if late.cause == "kernels" and kernel_cause(late, run) == "more kernels":
+        more = more_work_place(run, late.rank, peers)
+        return LatePlace(more.place, None) if more is not None else None
     if late.cause not in IN_CODE:
         return None
-    not_peers = {late.rank, *(one.rank for one in _noticed(run))}
-    peers = (digest.rank for digest in run.digests if digest.rank not in not_peers)
     least_ms = float(np.median(late.cause_ns)) / 1e6
     found, compared = place_alone(run, late.rank, peers, least_ms, loading=late.cause == "input")
     return LatePlace(found, found.time_ns if compared else None) if found is not None else None
@@ -284,7 +313,7 @@ def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
     """
     if len(recorded) < 2:
         return list(recorded)
-    late = {one.rank for one in _noticed(run) if one.cause in IN_CODE}
+    late = {one.rank for one in _noticed(run) if one.cause in (*IN_CODE, "kernels")}
     found = pipeline(run)
     if found is not None and found.stage_away_ns.any():
         late |= {run.digests[place].rank for place in found.stages[int(found.stage_away_ns.argmax())]}

@@ -17,6 +17,7 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.pipeline.balance import SlowWorker, slow_workers
 from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.topics.straggler.between_meetings import own_times
 from tracedoc.topics.straggler.work_before import (
     CAUSES,
     OF_THE_HOST,
@@ -47,7 +48,8 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
 
     ``gain_ns[s]`` is how much shorter step ``steps[s]`` would be if nobody ever waited for this rank, as a
     replay of all ranks tells: their own hosts and their own work still take what they take. In a CPU trace it
-    is what the median peer of its groups waits.
+    is what the median peer of its groups waits; where ranks do not meet in every step, what this one takes
+    longer (:mod:`.between_meetings`).
     ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
     it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
     (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
@@ -128,6 +130,9 @@ def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
     )
     before = work_before(run, place, own, steps)
     before = replace(before, excess_us=_within_host_surplus(run, place, steps, gain, before.excess_us))
+    apart = own_times(run, steps)
+    if apart is not None and gain.any():
+        gain, before = apart.later_ns(place), replace(before, excess_us=apart.more_us(place))
     return _straggler(run, place, steps, operations=own, gain_ns=gain, cost_ns=cost, before=before)
 
 

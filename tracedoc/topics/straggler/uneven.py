@@ -8,12 +8,14 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.blame import STRAGGLING
+from tracedoc.ranks.code_places import most_work_place
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.ranks.work_shares import CPU_MEASURES, MEASURES, Floats, work_shares
 from tracedoc.spans import Int64Array
 from tracedoc.topics.pipeline.balance import even_gain_ns, pass_ratios
 from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.topics.straggler.run import straggler_any_cost_ms
 from tracedoc.trace.distinct import is_among
 from tracedoc.values import Unknown, Value
 
@@ -72,6 +74,39 @@ def uneven_work_measure(run: RunView) -> Value:
     measures = excess.measure[most, np.arange(most.size)]
     words = CPU_MEASURES if run.digests[0].is_cpu else MEASURES
     return words[int(np.bincount(measures).argmax())]
+
+
+@run_fact(unit="text", needs=("kernels", "collectives", "multi_rank"))
+def uneven_work_code(run: RunView) -> Value:
+    """The function that starts the kernels, or operators, which a rank has beyond its replicas, or "none".
+
+    From the steps with stacks, one of which must show a rank with more of them in one function.
+    """
+    excess = work_excess(run)
+    if excess is None:
+        return "none"
+    ranks = [digest.rank for digest in run.digests]
+    uneven = np.flatnonzero(excess.explained.any(axis=1)).tolist()
+    found = most_work_place(
+        run,
+        [
+            (ranks[place], [ranks[other] for other in replicas(run)[place] if other != place])
+            for place in uneven
+        ],
+    )
+    return str(found or "none")
+
+
+@run_fact(
+    unit="ms",
+    needs=("kernels", "collectives", "multi_rank", uneven_work_ms, uneven_work_code, straggler_any_cost_ms),
+)
+def uneven_work_gain_ms(run: RunView) -> Value:
+    """What equal work gives back a step: :func:`uneven_work_ms`, where it can be shared.
+
+    What one function starts on one rank is done by none instead: then it is :func:`straggler_any_cost_ms`.
+    """
+    return uneven_work_ms(run) if uneven_work_code(run) == "none" else straggler_any_cost_ms(run)
 
 
 @run_fact(unit="count", needs=("kernels", "collectives", "multi_rank"))

@@ -1,0 +1,224 @@
+"""The step that was recorded with all Python frames: what it shows of the script's functions."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tracedoc.spans import Spans
+from tracedoc.timeline.script_code import (
+    COLLECTOR,
+    COMPREHENSION,
+    FRAME,
+    OPAQUE,
+    THROUGH,
+    TOP_LEVEL,
+    CodePlace,
+    owners_of,
+    places_in,
+    when_innermost,
+)
+from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct
+from tracedoc.trace.kineto import read_trace
+
+
+def places_of_source_step(trace: Trace) -> tuple[CodePlace, ...]:
+    """The functions that the host is in outside operators, in a step recorded with all Python frames.
+
+    Time in torch's own functions is left out, but for what they call of the script's, such as a data set.
+    """
+    step = _longest_step(trace)
+    if step is None:
+        return ()
+    loads = trace.rows_named(lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION)
+    loading = Spans.of(trace.ts_ns[loads], trace.end_ns[loads])
+    return places_in(trace, np.array([trace.thread[step]]), _outside_operators(trace, step), loading)
+
+
+class Started(msgspec.Struct, frozen=True):
+    """How many operators a function of the script, or a named range, starts in a step."""
+
+    place: CodePlace
+    operators: int
+
+
+def work_of_source_step(trace: Trace) -> tuple[Started, ...]:
+    """How many operators each function starts in a step that was recorded with all Python frames.
+
+    What libraries start, torch among them, counts for the function that calls them; what the collector calls,
+    such as all optimizers, for none.
+    """
+    step = _longest_step(trace)
+    if step is None:
+        return ()
+    operators = trace.rows(Kind.CPU_OP)
+    begun = trace.ts_ns[operators[trace.thread[operators] == trace.thread[step]]]
+    window = Spans.from_pairs([(int(trace.ts_ns[step]), int(trace.end_ns[step]))])
+    begun = begun[(begun >= window.starts[0]) & (begun < window.ends[0])]
+    frames = trace.rows(Kind.PYTHON, Kind.ANNOTATION)
+    owners = {
+        index: THROUGH if owner == OPAQUE and COLLECTOR not in trace.names[index] else owner
+        for index, owner in owners_of(trace, frames).items()
+    }
+    found = [
+        Started(place, int(spans.covered_ns(begun, begun + 1).sum()))
+        for place, spans in when_innermost(trace, frames, np.array([trace.thread[step]]), window, owners)
+    ]
+    return tuple(one for one in found if one.operators)
+
+
+def background_places(trace: Trace) -> tuple[CodePlace, ...]:
+    """The functions of the script that other threads run in the longest step while its own is in no operator.
+
+    Calls of C code, which waits or works without the interpreter, are left out: what is left holds it, or
+    waits for it.
+    """
+    step = _longest_step(trace)
+    if step is None:
+        return ()
+    rows = trace.rows(Kind.PYTHON)
+    threads = distinct(trace.thread[rows])
+    quiet = _outside_operators(trace, step)
+    return places_in(trace, threads[threads != trace.thread[step]], quiet, Spans.empty(), through_calls=False)
+
+
+def _longest_step(trace: Trace) -> int | None:
+    steps = trace.rows_named(lambda name: vocabulary.step_number(name) is not None, Kind.ANNOTATION)
+    return int(steps[trace.dur_ns[steps].argmax()]) if steps.size else None
+
+
+def _outside_operators(trace: Trace, step: int) -> Spans:
+    operators = trace.rows(Kind.CPU_OP)
+    busy = Spans.of(trace.ts_ns[operators], trace.end_ns[operators])
+    return Spans.from_pairs([(int(trace.ts_ns[step]), int(trace.end_ns[step]))]) - busy
+
+
+_CALL = re.compile(
+    r"^<built-in (?:method|function) "
+    r"(?P<asks>item|tolist|cpu|numpy|nonzero|is_nonzero|_cuda_synchronize|synchronize|_local_scalar_dense)\b"
+    r"|^torch/distributed/(?:distributed_c10d|tensor/_api)\.py\(\d+\): "
+    r"(?P<meets>barrier|monitored_barrier|all_reduce|reduce|full_tensor|"
+    r"(?:all_gather|broadcast|gather|scatter)_object(?:_list)?)$"
+)
+"""What reads values of tensors, and where a script lets ranks meet."""
+
+_BELOW_THE_CALL = frozenset({"torch", "importlib", *sys.stdlib_module_names})
+"""Frames of these packages lie between the script's frame and the call."""
+
+_NEVER = re.compile(
+    r"^torch/(?:optim|profiler|utils/data|autograd|nn/parallel|"
+    r"distributed/(?:fsdp|algorithms|optim|pipelining|_composable))/"
+)
+"""Code that reads values on the host, or lets ranks meet, by design: an optimizer counts its steps there."""
+
+
+_FRAMES_LISTED = 1000
+"""Python's own limit of frames on a stack."""
+
+
+class SourceLine(msgspec.Struct, frozen=True):
+    """A function of the script that reads values of tensors or lets ranks meet, and how often a step.
+
+    ``line`` is where the function begins: stacks do not hold the line of the call. ``call`` is what it calls,
+    as ``item``; ``meets`` marks barriers and pickled objects.
+    """
+
+    file: str
+    line: int
+    function: str
+    call: str
+    calls: int
+    meets: bool = False
+
+    @property
+    def place(self) -> CodePlace:
+        """The function as a place without time of its own."""
+        call = self.call if self.function == TOP_LEVEL else ""
+        line = 0 if call else self.line
+        return CodePlace(self.file, line, self.function, loading=False, time_ns=0, call=call)
+
+
+def asking_lines(trace: Trace) -> tuple[SourceLine, ...]:
+    """Return the functions that read values of tensors, synchronise or let ranks meet, most calls first.
+
+    The trace must have been read with ``python_functions=True``. Whether the tensor was on a device is not in
+    it: on a CPU, or for a tensor there, such a call waits for nothing.
+    """
+    rows = np.flatnonzero(trace.kind == int(Kind.PYTHON))
+    calls = {i: match for i, name in enumerate(trace.names) if (match := _CALL.match(name))}
+    counted: Counter[SourceLine] = Counter()
+    for name, around in _calls_with_stacks(trace, rows, calls):
+        place = _caller(trace.names[frame] for frame in around)
+        if place is not None:
+            asks, meets = calls[name].group("asks", "meets")
+            counted[SourceLine(*place, asks or meets, 0, meets=meets is not None)] += 1
+    found = (msgspec.structs.replace(line, calls=count) for line, count in counted.items())
+    return tuple(sorted(found, key=lambda one: (-one.calls, one.file, one.line, one.call)))
+
+
+def _calls_with_stacks(
+    trace: Trace, rows: npt.NDArray[np.intp], calls: Container[int]
+) -> Iterator[tuple[int, Iterator[int]]]:
+    """Yield the name of each call, and those of the frames around it from the innermost outwards."""
+    starts, ends, threads = trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows]
+    # Of frames that began together the longer lies outside.
+    order = np.lexsort((-ends, starts, threads))
+    frames: list[tuple[int, int]] = []
+    thread_now = -1
+    columns = (trace.name[rows[order]], ends[order], threads[order])
+    for name, end, thread in zip(*(column.tolist() for column in columns), strict=True):
+        if thread != thread_now:
+            frames.clear()
+            thread_now = thread
+        while frames and frames[-1][1] < end:
+            frames.pop()
+        if name in calls:
+            yield name, (frame for frame, _ in islice(reversed(frames), _FRAMES_LISTED))
+        frames.append((name, end))
+
+
+def _caller(frames: Iterable[str]) -> tuple[str, int, str] | None:
+    """Return the innermost frame of the script's own code; frames run from the innermost outwards."""
+    for frame in frames:
+        if _NEVER.match(frame):
+            return None
+        match = FRAME.match(frame)
+        if match is None or COMPREHENSION.fullmatch(match["function"]):
+            continue
+        if re.split(r"[/.]", match["file"], maxsplit=1)[0] not in _BELOW_THE_CALL:
+            return match["file"], int(match["line"]), match["function"]
+    return None
+
+
+class SourceStep(msgspec.Struct, frozen=True):
+    """What the step with stacks of one rank shows.
+
+    ``asking`` are the functions of the script that read values of tensors or let ranks meet, most calls
+    first; ``code`` is where the host spends time outside operators, most time first; ``background`` is what
+    other threads run meanwhile; ``work`` is which functions start how many operators.
+    """
+
+    asking: tuple[SourceLine, ...] = ()
+    code: tuple[CodePlace, ...] = ()
+    background: tuple[CodePlace, ...] = ()
+    work: tuple[Started, ...] = ()
+
+
+def read_source_step(path: str) -> SourceStep:
+    """The places in the file of a step with stacks; raises :class:`InputError` where it is no trace."""
+    trace = read_trace(path, python_functions=True)
+    return SourceStep(
+        asking_lines(trace),
+        places_of_source_step(trace),
+        background_places(trace),
+        work_of_source_step(trace),
+    )
