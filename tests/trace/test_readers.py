@@ -16,6 +16,7 @@ from tests.trace import test_kineto_hostile
 from tests.trace.both_readers import assert_alike, read
 from tests.trace.test_kineto_layouts import documents
 from tests.trace.test_kineto_mutations import mutated
+from tests.trace.test_kineto_real import real_traces
 from tracedoc.errors import InputError
 from tracedoc.testing import TraceBuilder
 from tracedoc.trace import chunks, reader
@@ -49,10 +50,9 @@ def text_of(*events: dict[str, Any]) -> bytes:
 
 
 @needs_scanner
-def test_every_real_trace(shared_traces: Path) -> None:
-    paths = sorted(shared_traces.rglob("*.json.gz"))
-    assert len(paths) > 60
-    for path in paths:
+@pytest.mark.parametrize("others", [False, pytest.param(True, marks=pytest.mark.soak)])
+def test_every_real_trace(shared_traces: Path, others: bool) -> None:
+    for path in real_traces(shared_traces)[others]:
         assert_alike(gzip.decompress(path.read_bytes()), long_frames=True)
 
 
