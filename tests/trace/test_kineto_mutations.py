@@ -17,7 +17,7 @@ from tracedoc.trace import chunks
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
 
-MUTATIONS = 2000
+MUTATIONS = 600
 
 
 def read(data: bytes, **options: Any) -> Trace:
