@@ -10,7 +10,7 @@ from tracedoc.play.path_walk import PARTS
 from tracedoc.play.run_program import RunProgram
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call
-from tracedoc.topics.host.run import host_code, script_code
+from tracedoc.topics.host.run import host_code, script_code, script_code_ms
 from tracedoc.whatif.removal import OverSteps, Removal
 
 MOST_SHARE = 0.5
@@ -32,13 +32,18 @@ def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> t
     return tuple(rank for rank, ns in zip(ranks, taken.tolist(), strict=True) if ns >= MOST_SHARE * worst > 0)
 
 
-def _code_of(run: RunView, cause: str) -> str:
-    """The function of the script in which a cause is on the representative rank, "" where none is known."""
+def _code_of(run: RunView, cause: str, told_ms: float) -> str:
+    """The function of the script that has most of a cause on the representative rank, "" where none is known."""
     digest = run.representative_digest
     if cause != "host.pause" or digest is None:
         return ""
-    code = str((script_code if digest.is_cpu else host_code)(run)[str(digest.rank)])
-    return "" if code == "none" else code
+    rank = str(digest.rank)
+    if not digest.is_cpu:
+        code = str(host_code(run)[rank])
+        return "" if code == "none" else code
+    code_ms = script_code_ms(run)[rank]
+    most = isinstance(code_ms, float) and code_ms >= MOST_SHARE * told_ms
+    return str(script_code(run)[rank]) if most else ""
 
 
 def place_of(
@@ -50,7 +55,7 @@ def place_of(
     place with most of their time. ``told_ms`` is what the cause costs a step: where it takes more than that,
     most of what counts must lie there whichever that is.
     """
-    if code := _code_of(run, cause):
+    if code := _code_of(run, cause, told_ms):
         return code
     found: dict[str, float] = {}
     for place, program in enumerate(programs):
