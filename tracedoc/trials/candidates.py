@@ -19,7 +19,8 @@ TOGETHER = "together"
 class Candidate:
     """A fix, the changes that it stands for, and what was predicted; ``cannot`` is why it is not tried.
 
-    ``predicted_ms`` is the gain a step, from and to, ``None`` where none is stated.
+    ``predicted_ms`` is the gain a step, from and to, ``None`` where none is stated; with ``of_mean`` it is
+    one of the mean step, for what comes in some steps only.
     """
 
     fix: str
@@ -29,6 +30,7 @@ class Candidate:
     risk: str = ""
     predicted_ms: tuple[float, float] | None = None
     predicted_of_ms: float = 0.0
+    of_mean: bool = False
     cannot: str = ""
 
     @property
@@ -86,6 +88,7 @@ def _candidate(finding: Finding, fix: Fix, diagnosis: Diagnosis, framework: Mapp
         risk=fix.risk,
         predicted_ms=low_high,
         predicted_of_ms=of_ms,
+        of_mean=fix.predicted is None and finding.gain is not None and finding.gain.mean_step_ms is not None,
         cannot=cannot,
     )
 

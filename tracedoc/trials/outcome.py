@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -65,6 +66,9 @@ def outcome(fix: Candidate, pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran
             return replace(found, verdict=HUNG if ran.hung else FIX_FAILED, why=ran.problem)
         if why := _not_made(ran):
             return replace(found, verdict=NOT_MADE, why=why)
+    if fix.of_mean:
+        pairs = [(_as_mean(ran), _as_mean(other)) for ran, other in pairs]
+        base = [_as_mean(ran) for ran in base]
     base_ms = statistics.median(_median(ran) for ran, _ in pairs)
     scales = [base_ms / _median(ran) for ran, _ in pairs]  # what changed on the machine between turns
     before = [scale * ms for scale, (ran, _) in zip(scales, pairs, strict=True) for ms in ran.steps_ms]
@@ -99,6 +103,12 @@ def _not_made(ran: Ran) -> str:
         return wrong[0]
     outcomes = {outcome for outcome, _ in ran.made.values()}
     return "the job has all of it already" if outcomes and outcomes <= {SAME} and MADE not in outcomes else ""
+
+
+def _as_mean(ran: Ran) -> Ran:
+    """A run in which every step takes its mean step: what comes in some steps counts as often as it comes."""
+    steps = len(ran.steps_ms)
+    return dataclasses.replace(ran, steps_ms=(statistics.fmean(ran.steps_ms),) * steps)
 
 
 def _median(ran: Ran) -> float:

@@ -33,7 +33,7 @@ def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> t
 
 
 def _code_of(run: RunView, cause: str, told_ms: float) -> str:
-    """The function of the script that has most of a cause on the representative rank, "" where none is known."""
+    """The function of the script that has most of a cause on the representative rank, "" for none known."""
     digest = run.representative_digest
     if cause != "host.pause" or digest is None:
         return ""
