@@ -120,7 +120,7 @@ def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() 
     _, late, hidden, *_ = waterfall(sharded()).lines
     assert (late.key, late.number, late.note) == ("critical", 1, "rank 5; cudaMalloc in backward")
     assert (hidden.key, hidden.number) == ("untold", 0)
-    assert hidden.note == "hidden by ranks whose host is slower than its peers"
+    assert hidden.note == "only together with ranks whose host is slower than its peers"
     assert (late.alone, hidden.alone) == ("86 ms", "4 ms")
 
 

@@ -9,8 +9,7 @@ from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import changes_training, fitting_first, saves_nothing
-from tracedoc.judge.ledgered import warm_up_frac
-from tracedoc.judge.severity import INHERENT
+from tracedoc.judge.ledgered import INHERENT, warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
     cost_words,
@@ -21,7 +20,7 @@ from tracedoc.judge.without_warning import (
     lost_compute,
     number,
 )
-from tracedoc.ledger import Ledger
+from tracedoc.ledger import Ledger, saved_words
 from tracedoc.predicted import SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
@@ -76,9 +75,7 @@ def summarise(
         inside = all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step)
         lost = lost_compute(ledger, step) if inside else ()
         apart = [one for one in named if not is_told(one, lost) and not _is_named_with(one, named[0])]
-        said = [
-            _cause(measurements, one, step, None if one is apart[0] else apart[0], ledger) for one in apart
-        ]
+        said = [_cause(measurements, finding, step, first=finding is apart[0]) for finding in apart]
         if inside:
             said.insert(0, compute_bound(measurements, run, step, lost))
         sentences = [
@@ -131,34 +128,21 @@ def _why_unreliable(
     return ""
 
 
-def _cause(
-    measurements: Measurements, finding: Finding, step: float, before: Finding | None, ledger: Ledger | None
-) -> str:
-    """A finding in one sentence: its usual name, what it costs, and what shows it.
-
-    Where it costs time that the one told ``before`` costs as well, it says so.
-    """
+def _cause(measurements: Measurements, finding: Finding, step: float, *, first: bool) -> str:
+    """A finding in one sentence: its usual name, what it costs, and what shows it."""
     gain = finding.gain
-    alone_ms, together_ms = finding.alone_ms or 0.0, finding.together_ms
-    costs = cost_words(finding) if together_ms is None or alone_ms <= 0 else format_ms(alone_ms)
-    if costs and before is None:
+    alone_ms = finding.alone_ms or 0.0
+    costs = cost_words(finding)
+    if costs and first:
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-    if costs and together_ms is not None:
-        both = f"; {format_ms(together_ms)}" if alone_ms > 0 else ","
-        costs += f"{both} with {finding.overlaps}"
-    elif finding.shared_ms is not None and before is not None and _tells(before, finding.overlaps, ledger):
-        shared = format_ms(finding.shared_ms)
-        costs += f", {'all' if shared == costs else shared} of it the same time"
-    name = finding.title.partition(": ")[0] + (f" ({costs})" if costs else "")
+    title = finding.title.partition(": ")[0]
+    if costs and finding.together_ms is not None:
+        title += f" together with {finding.overlaps}"
+        costs += f"; alone {saved_words(alone_ms)}"
+    name = title + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
     return f"{told}{_place(measurements, finding)}."
-
-
-def _tells(finding: Finding, words: str, ledger: Ledger | None) -> bool:
-    """True for a finding that tells the cause of some words."""
-    causes = ledger.causes if ledger is not None else ()
-    return any(one.words == words and finding.rule_id in one.told_by for one in causes)
 
 
 def _is_named_with(finding: Finding, first: Finding) -> bool:
@@ -174,7 +158,9 @@ def _inherent(findings: Sequence[Finding], named: Sequence[Finding], ledger: Led
         return ""
     told_ms = next((one.told_ms for one in findings if one.rule_id in largest.told_by), None)
     words = f"{largest.words[0].upper()}{largest.words[1:]}"
-    return f"{words} takes another {format_ms(told_ms or largest.share_ms)}."
+    fix = next((one.fixes[0].title for one in findings if one.rule_id in largest.told_by and one.fixes), "")
+    mended = f": {lowered(fix)}" if fix else ""
+    return f"{words} takes another {format_ms(told_ms or largest.share_ms)}{mended}."
 
 
 def _place(measurements: Measurements, finding: Finding) -> str:

@@ -15,7 +15,7 @@ from tracedoc.judge.rule import Rule
 from tracedoc.judge.severity import COVERED, INHERENT, TOO_SMALL, WARNING_SHARE, WORTH, severity_by_ledger
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import Ledger, LedgerCause, Range
-from tracedoc.predicted import LEAST_SHARE, as_runs_differ
+from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
@@ -226,8 +226,8 @@ def concluded(
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     for cause in ledger.causes:
         unsettled = warm_up or (measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS)
-        # What saves nothing alone is told where its partner's share makes it a warning.
-        least = WORTH if cause.alone_ms[1] >= LEAST_SHARE * ledger.step_ms else WARNING_SHARE
+        # What saves little alone is told where its share makes it a warning.
+        least = WORTH if cause.alone_ms[1] >= WORTH * ledger.step_ms else WARNING_SHARE
         if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:
             if same := same_time(cause, claimed.told):
                 claimed.told[cause.id] = same

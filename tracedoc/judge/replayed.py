@@ -19,7 +19,7 @@ from tracedoc.judge.fixes import (
 )
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
-from tracedoc.ledger import SHARED_ABOVE, Ledger, Range
+from tracedoc.ledger import CAUSE_WORDS, SHARED_ABOVE, Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
@@ -92,8 +92,9 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
 def _priced(finding: Finding, rule: Rule | None, run: RunInfo) -> Finding:
     """The finding with the gain of the fix that stands first, where that was played and helps.
 
-    At most it is what the causes cost; what they cost is not told where the fix gives more. A larger batch is
-    counted per unit of today's work, which the causes of a rule do not bound; of others it is not the gain.
+    At most it is what the causes cost; what they cost is not told where the fix gives more, as of a cause of
+    which the rule tells a part. A larger batch is counted per unit of today's work, which the causes of a
+    rule do not bound; of others it is not the gain.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
     if first is None or first.predicted is None or saves_nothing(first):
@@ -106,7 +107,10 @@ def _priced(finding: Finding, rule: Rule | None, run: RunInfo) -> Finding:
         high = max(high, finding.gain.high_ms if finding.gain is not None else 0.0)
         more = likely > SHARED_ABOVE * max(finding.cost_ms or 0.0, finding.alone_ms or 0.0)
     gain = Gain(low, high, "replay", first.predicted.assumptions, likely)
-    return replace(finding, gain=gain, cost_ms=None if more else finding.cost_ms)
+    if not more:
+        return replace(finding, gain=gain)
+    counted = CAUSE_WORDS[rule.part_of[0]] if rule is not None and rule.part_of else ""
+    return replace(finding, gain=gain, cost_ms=None, overlaps=counted, together_ms=None, shared_ms=None)
 
 
 def _predictions(

@@ -54,7 +54,7 @@ from tracedoc.report.view import (
     side_text,
 )
 from tracedoc.report.waterfall import ALONE, WaterfallLine
-from tracedoc.report.words import predicted_words
+from tracedoc.report.words import FINDINGS_NOTE, predicted_words
 from tracedoc.units import (
     format_bytes,
     format_ms,
@@ -205,6 +205,7 @@ def _template(name: str) -> Template:
     )
     environment.globals["part"] = _part
     environment.globals["is_link"] = _is_link
+    environment.globals["findings_note"] = FINDINGS_NOTE
     return environment.get_template(name)
 
 

@@ -28,7 +28,7 @@ from tracedoc.report.view import (
     side_text,
 )
 from tracedoc.report.waterfall import ALONE, IDEAL, TODAY
-from tracedoc.report.words import predicted_words, resource_name
+from tracedoc.report.words import FINDINGS_NOTE, predicted_words, resource_name
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 SHOWN_UNITS = 6
@@ -256,7 +256,7 @@ def _budgets(console: Console, view: View) -> None:
 
 def _findings(console: Console, view: View, *, run: str) -> None:
     if view.findings:
-        heading(console, "Findings")
+        heading(console, "Findings", FINDINGS_NOTE)
     for finding in view.findings:
         show = partial(_shown_finding, finding=finding, run=run)
         _safely(console, finding.finding.rule_id, show, view)

@@ -26,7 +26,7 @@ from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.split import Segment, overlap_words, segments, with_notes
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
-from tracedoc.report.words import WITHOUT, cost_text, gain_text, played_text
+from tracedoc.report.words import WITHOUT, cost_text, gain_text, is_told_by_cost, played_text
 from tracedoc.units import (
     format_count,
     format_ms,
@@ -155,7 +155,7 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
     for item in findings if plan else ():
         first = item.fixes[:1] if item.finding.id not in planned else ()
         for fix in (*first, *(one for one in item.fixes if changes_training(one) and one not in first)):
-            if item.finding.severity != "note":
+            if item.finding.severity != "note" or fix.after_plan_ms is not None:
                 told.setdefault(fix.title, []).append((item, fix))
     for title, items in told.items():
         item, fix = items[0]
@@ -187,7 +187,8 @@ def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> Findin
         number=number,
         finding=finding,
         place="; ".join(filter(None, (cost_text(finding, step_ms), _place(finding, diagnosis.run)))),
-        gain=played_text(fixes[0].predicted if fixes else None) or gain_text(finding.gain, step_ms),
+        gain=played_text(fixes[0].predicted if fixes else None)
+        or ("" if is_told_by_cost(finding) else gain_text(finding.gain, step_ms)),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=tuple(replace(fix, title=fix.title + tried.get(fix.change, "")) for fix in fixes),
         evidence=_longest(finding.evidence),

@@ -15,6 +15,9 @@ LEAST_SHARE = 0.01
 
 TODAY, IDEAL, UNTOLD = "today", "ideal", "untold"
 
+LATE = "ranks."
+"""The family of ranks that are slower than their peers: where all of them are, it is one at a time."""
+
 ALONE = (
     "part: each millisecond counted once, for one cause; alone: how much shorter the step is if only this is "
     "mended: more where it shares time with another cause, less where that would then set the pace"
@@ -65,7 +68,7 @@ def build_waterfall(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Waterf
         return None
     if ledger.step_ms <= 0:
         return Waterfall(reason=ledger.reason)
-    return Waterfall(tuple(_lines(ledger, findings)), step_words(ledger))
+    return Waterfall(tuple(_lines(ledger, findings, len(diagnosis.ranks))), step_words(ledger))
 
 
 def step_words(ledger: Ledger) -> str:
@@ -75,7 +78,7 @@ def step_words(ledger: Ledger) -> str:
     return words
 
 
-def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLine]:
+def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[WaterfallLine]:
     step_ms = ledger.step_ms
     yield WaterfallLine(TODAY, "today's step", step_ms, 1.0)
     left_ms = step_ms
@@ -83,8 +86,8 @@ def _lines(ledger: Ledger, findings: Sequence[Finding]) -> Iterator[WaterfallLin
     large = [one for one in costly if one.share_ms >= LEAST_SHARE * step_ms]
     if len(costly) == len(large) + 1:
         large = costly
-    rows = list(_rows(large, findings))
-    apart = any(is_apart(one.ms, one.alone_ms) for one in rows)
+    rows = list(_rows(large, findings, ranks))
+    apart = any(format_ms(one.ms) != format_ms(one.alone_ms) for one in rows)
     for row in rows:
         left_ms -= row.ms
         yield WaterfallLine(
@@ -119,7 +122,7 @@ class _Row(msgspec.Struct, frozen=True):
     note: str
 
 
-def _rows(causes: Sequence[LedgerCause], findings: Sequence[Finding]) -> Iterator[_Row]:
+def _rows(causes: Sequence[LedgerCause], findings: Sequence[Finding], ranks: int) -> Iterator[_Row]:
     """The rows of large causes, the largest first: of a finding that tells several there is one."""
     told: dict[tuple[int, ...], list[LedgerCause]] = {}
     for place, cause in enumerate(causes):
@@ -135,7 +138,7 @@ def _rows(causes: Sequence[LedgerCause], findings: Sequence[Finding]) -> Iterato
                 sum(one.share_ms for one in group),
                 group[0].alone_ms[1] if alone_ms is None else alone_ms,
                 max(numbers[0], 0),
-                cause_note(group[0], finding),
+                cause_note(group[0], finding, ranks),
             )
         )
     yield from sorted(rows, key=lambda one: -one.ms)
@@ -155,10 +158,12 @@ def unexplained_words(ledger: Ledger) -> str:
     return f"unexplained: the replay takes {format_ms(-ledger.unexplained_ms)} longer than measured"
 
 
-def cause_note(cause: LedgerCause, finding: Finding | None = None) -> str:
-    """On which ranks and where a cause is seen, and what hides it, or the ``finding`` that tells it."""
+def cause_note(cause: LedgerCause, finding: Finding | None = None, ranks: int = 0) -> str:
+    """On which of so many ranks and where a cause is seen, and what hides it or the ``finding`` of it."""
     parts = []
-    if cause.ranks:
+    if cause.ranks and cause.id.startswith(LATE) and ranks == len(finding.ranks if finding else cause.ranks):
+        parts.append("in turn")
+    elif cause.ranks:
         parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
     if cause.place:
         parts.append(cause.place)
@@ -167,5 +172,5 @@ def cause_note(cause: LedgerCause, finding: Finding | None = None) -> str:
     if finding is not None:
         hidden, other = finding.together_ms is not None, finding.overlaps
     if other:
-        parts.append(f"{'hidden by' if hidden else 'shared with'} {other}")
+        parts.append(f"{'only together with' if hidden else 'shared with'} {other}")
     return "; ".join(parts)

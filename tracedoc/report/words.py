@@ -75,10 +75,16 @@ WITHOUT = " without it"
 """What ends a change of the step that is no fix, but the absence of what was found."""
 
 
+FINDINGS_NOTE = (
+    "what is seen is of one step and rank, costs are of the mean step: less where other work runs beside it, "
+    "more where other work waits for it"
+)
+
+
 def cost_text(finding: Finding, step_ms: float | None) -> str:
     """What a finding's causes cost the step, in words; "" where the ledger has none of them."""
     if finding.told_ms is None or not step_ms:
-        return ""
+        return f"counts with {finding.overlaps}" if finding.overlaps else ""
     share = format_percent(finding.told_ms / step_ms)
     costs = f"{format_ms(finding.told_ms)} of the {format_ms(step_ms)} step ({share})"
     if finding.together_ms is not None:
@@ -87,8 +93,14 @@ def cost_text(finding: Finding, step_ms: float | None) -> str:
     if finding.shared_ms is not None:
         shared = format_ms(finding.shared_ms)
         which = "all" if shared == format_ms(finding.told_ms) else shared
-        return f"costs {costs}, {which} of which {finding.overlaps} costs as well"
+        return f"costs {costs}, {which} of which mending {finding.overlaps} saves as well"
     return f"costs {costs}"
+
+
+def is_told_by_cost(finding: Finding) -> bool:
+    """True where the bound of a gain that was not played is no less than the costs that stand before it."""
+    gain, told_ms = finding.gain, finding.told_ms
+    return gain is not None and told_ms is not None and gain.likely_ms is None and gain.high_ms >= told_ms
 
 
 def played_text(fix: Predicted | None) -> str:
