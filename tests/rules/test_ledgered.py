@@ -298,7 +298,8 @@ def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.
     assert costs == {"syncs": (6.0, 15.0), "input.wait": (9.0, 8.0)}
     assert [(one.told_ms, one.overlaps) for one in found] == [(15.0, "waiting for the next batch"), (8.0, "")]
     assert [cost_text(one, 100.0) for one in found] == [
-        "costs 15 ms of the 100 ms step (15 %), 7 ms of which mending waiting for the next batch saves as well",
+        "costs 15 ms of the 100 ms step (15 %), 7 ms of which mending waiting for the next batch saves "
+        "as well",
         "costs 8 ms of the 100 ms step (8 %)",
     ]
 

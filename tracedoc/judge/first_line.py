@@ -9,7 +9,8 @@ from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import changes_training, fitting_first, saves_nothing
-from tracedoc.judge.ledgered import INHERENT, warm_up_frac
+from tracedoc.judge.ledgered import warm_up_frac
+from tracedoc.judge.severity import INHERENT
 from tracedoc.judge.without_warning import (
     compute_bound,
     cost_words,
@@ -75,7 +76,9 @@ def summarise(
         inside = all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step)
         lost = lost_compute(ledger, step) if inside else ()
         apart = [one for one in named if not is_told(one, lost) and not _is_named_with(one, named[0])]
-        said = [_cause(measurements, finding, step, first=finding is apart[0]) for finding in apart]
+        said = [
+            _cause(measurements, one, step, None if one is apart[0] else apart[0], ledger) for one in apart
+        ]
         if inside:
             said.insert(0, compute_bound(measurements, run, step, lost))
         sentences = [
@@ -128,21 +131,33 @@ def _why_unreliable(
     return ""
 
 
-def _cause(measurements: Measurements, finding: Finding, step: float, *, first: bool) -> str:
-    """A finding in one sentence: its usual name, what it costs, and what shows it."""
+def _cause(
+    measurements: Measurements, finding: Finding, step: float, before: Finding | None, ledger: Ledger | None
+) -> str:
+    """A finding in one sentence: its usual name, what it costs, and what shows it.
+
+    Where it costs time that the one told ``before`` costs as well, it says so.
+    """
     gain = finding.gain
-    alone_ms = finding.alone_ms or 0.0
-    costs = cost_words(finding)
-    if costs and first:
+    costs, title = cost_words(finding), finding.title.partition(": ")[0]
+    if costs and before is None:
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-    title = finding.title.partition(": ")[0]
     if costs and finding.together_ms is not None:
         title += f" together with {finding.overlaps}"
-        costs += f"; alone {saved_words(alone_ms)}"
+        costs += f"; alone {saved_words(finding.alone_ms or 0.0)}"
+    elif finding.shared_ms is not None and before is not None and _tells(before, finding.overlaps, ledger):
+        shared = format_ms(finding.shared_ms)
+        costs += f", {'all' if shared == costs else shared} of it the same time"
     name = title + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
     return f"{told}{_place(measurements, finding)}."
+
+
+def _tells(finding: Finding, words: str, ledger: Ledger | None) -> bool:
+    """True for a finding that tells the cause of some words."""
+    causes = ledger.causes if ledger is not None else ()
+    return any(one.words == words and finding.rule_id in one.told_by for one in causes)
 
 
 def _is_named_with(finding: Finding, first: Finding) -> bool:
