@@ -108,13 +108,14 @@ def after_waits(program: RunProgram, waits: Mask) -> Times:
     It may be for what the host waited for: a value that is read is then looked at, logged or decided on.
     """
     layout = program.layout
-    before = np.arange(layout.points) - 1
+    follows = np.roll(waits, 1)
     first, last = layout.point_base[:-1], layout.point_base[1:] - 1
-    before[first[last >= first]] = last[last >= first]
+    follows[first[last >= first]] = waits[last[last >= first]]
+    follows &= layout.after_return
     lag = program.lag.astype(np.int64)
     for doing in WORK:
         lag -= spent(layout, doing, lag)
-    found: Times = np.where(layout.after_return & waits[before], pauses(program, lag), 0)
+    found: Times = np.where(follows, pauses(program, lag), 0)
     return found
 
 

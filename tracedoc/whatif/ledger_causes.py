@@ -200,18 +200,19 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT
-    lag = even.lag.copy()
-    lag -= spent(layout, Doing.OFFLOADED, lag)
     of_input = (layout.cause_kind == Cause.COPY) & _batch_copies(program)[layout.cause_from]
     waits = layout.to_host & ~of_input & ~np.isin(layout.cause_from, layout.offload_event)
     own = np.where(loads | layout.returns(of_input), 0, even.own)
+    waited, allocates = synced(program, own), allocated(program, own)
+    lag = even.lag.copy()
+    lag -= spent(layout, Doing.OFFLOADED, lag)
     known, left = _known(layout, lag)
     pause = pauses(program, left)
     return _family(
         {
             **_of_lags({**known, "host.pause": pause}),
-            "host.sync": synced(program, own),
-            "host.allocator": allocated(program, own),
+            "host.sync": waited,
+            "host.allocator": allocates,
             "host.launch": Removal.of(lag=left - pause),
         },
         whole=Removal.of(lag=lag, own=own, dropped=waits),
