@@ -83,7 +83,7 @@ def summarise(
             said.insert(0, compute_bound(measurements, run, step, lost))
         sentences = [
             *said,
-            _inherent(findings, named, ledger),
+            _inherent(findings, named, ledger, run),
             outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step),
         ]
     elif rules_left_out:
@@ -166,16 +166,19 @@ def _is_named_with(finding: Finding, first: Finding) -> bool:
     return finding is not first and both_ms is not None and both_ms == first.together_ms
 
 
-def _inherent(findings: Sequence[Finding], named: Sequence[Finding], ledger: Ledger | None) -> str:
-    """What the strategy itself costs, where that is the most and no finding that is named; else ""."""
+def _inherent(
+    findings: Sequence[Finding], named: Sequence[Finding], ledger: Ledger | None, run: RunInfo
+) -> str:
+    """What the strategy itself costs, and its fix, where that is the most and is not named; else ""."""
     largest = ledger.causes[0] if ledger is not None and ledger.causes else None
     if largest is None or largest.id not in INHERENT or {one.rule_id for one in named} & {*largest.told_by}:
         return ""
-    told_ms = next((one.told_ms for one in findings if one.rule_id in largest.told_by), None)
+    teller = next((one for one in findings if one.rule_id in largest.told_by), None)
+    told_ms = largest.share_ms if teller is None else teller.told_ms or largest.share_ms
+    fix = next(iter(fitting_first(teller.fixes, run)), None) if teller is not None else None
     words = f"{largest.words[0].upper()}{largest.words[1:]}"
-    fix = next((one.fixes[0].title for one in findings if one.rule_id in largest.told_by and one.fixes), "")
-    mended = f": {lowered(fix)}" if fix else ""
-    return f"{words} takes another {format_ms(told_ms or largest.share_ms)}{mended}."
+    mended = f": {lowered(fix.title)}" if fix is not None else ""
+    return f"{words} takes another {format_ms(told_ms)}{mended}."
 
 
 def _place(measurements: Measurements, finding: Finding) -> str:
