@@ -88,7 +88,7 @@ def test_ctrl_c_ends_every_process_also_those_in_sessions_of_their_own(
     marker = tmp_path / "marker"
 
     def press() -> None:
-        for _ in range(1200):
+        for _ in range(2200):
             if marker.exists():
                 os.kill(os.getpid(), signal.SIGINT)
                 return
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_every_process_also_those_in_sessions_of_their_own(
 
     threading.Thread(target=press).start()
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, "export HOW=child", warm=False)
+        run(tmp_path, "export HOW=child", silence_s=110.0, warm=False)
     assert [p for p in Path("/proc").glob("[0-9]*/cmdline") if _names(p, str(SCRIPT))] == []
 
 
