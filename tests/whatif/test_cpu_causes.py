@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import tracedoc
 from tracedoc.ledger import LedgerCause
+from tracedoc.play.run_program import Scenario
 from tracedoc.predicted import Predicted
 from tracedoc.testing import TraceBuilder
+from tracedoc.whatif.changes.buckets import _on_shared_cores
 
 
 def write(folder: Path, *, pause_ms: tuple[float, float], barriers: int = 0) -> Path:
@@ -97,3 +102,15 @@ def test_messages_that_no_longer_share_cores_with_the_backward_pass_make_both_sh
     (answer,) = tracedoc.predict([tmp_path], ["merge-buckets count=2"]).alone
     assert isinstance(answer, Predicted)
     assert answer.step_ms == pytest.approx((60, 70, 80), abs=0.3)
+
+
+def test_what_the_step_before_called_shares_no_core_with_this_one() -> None:
+    """Of two messages that go with a third, the first was called before; 20 ms of work follow the second."""
+    layout = SimpleNamespace(
+        is_cpu=True, point=np.array([-1, 1, 3]), joins=SimpleNamespace(event=np.array([0, 1, 2]))
+    )
+    program = SimpleNamespace(
+        layout=layout, lag=np.array([0, 10, 10, 10]), transfer=np.array([10, 20, 5]), scenario=Scenario.FAST
+    )
+    apart, lag = _on_shared_cores(cast(Any, program), np.array([0, 1]), np.array([2, 2, 2]))
+    assert (apart.tolist(), lag.tolist()) == ([0, 10], [0, 10, 5, 5])

@@ -41,7 +41,7 @@ _STUDENT_99 = (
 """Student's t for an interval of 99 %, by degrees of freedom; the last for more.
 
 It is looked at after each turn from the second to the sixth, and ends when it decides: then all looks
-together hold in 95 % (Pocock, Biometrika 64, 1977)."""
+together hold in 95 %, by simulation (group sequential tests: Pocock, Biometrika 64, 1977)."""
 
 
 def outcome(fix: Candidate, pairs: Sequence[tuple[Ran, Ran]], base: Sequence[Ran]) -> Tried:

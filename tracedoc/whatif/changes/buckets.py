@@ -106,7 +106,8 @@ def _on_shared_cores(program: RunProgram, gone: Index, last: Index) -> tuple[Int
 
     On CPUs a message that moves while the host goes on to the next ones takes half of a core from it, and has
     half of one itself. Behind that work both have a whole one: all of it in the fast scenario, half of that
-    where it is likely, for cores may be free, and nothing in the slow one. On GPUs nothing changes.
+    where it is likely, for cores may be free, and nothing in the slow one. On GPUs nothing changes, nor for
+    what the step before called.
     """
     layout, lag = program.layout, program.lag
     if not layout.is_cpu:
@@ -114,15 +115,14 @@ def _on_shared_cores(program: RunProgram, gone: Index, last: Index) -> tuple[Int
     shared = of_scenario(program.scenario, 1.0, 0.5, 0.0) / 2
     host = np.cumsum(lag, dtype=np.int64)
     begin, end = (layout.point[layout.joins.event[parts]] for parts in (gone, last[gone]))
-    beside = np.minimum(program.transfer[gone], np.maximum(host[end] - host[begin], 0))
+    called = (begin >= 0) & (end > begin)
+    beside = np.where(called, np.minimum(program.transfer[gone], host[end] - host[begin]), 0)
     kept = np.ones(lag.size)
-    for one in np.unique(end).tolist():
-        mine = end == one
+    for one in np.unique(end[beside > 0]).tolist():
+        mine = (end == one) & (beside > 0)
         first = int(begin[mine].min())
-        length = host[one] - host[first]
-        if length > 0:
-            share = 1.0 - shared * min(beside[mine].sum() / length, 1.0)
-            kept[first + 1 : one + 1] = np.minimum(kept[first + 1 : one + 1], share)
+        share = 1.0 - shared * min(beside[mine].sum() / (host[one] - host[first]), 1.0)
+        kept[first + 1 : one + 1] = np.minimum(kept[first + 1 : one + 1], share)
     return np.rint(shared * beside).astype(np.int64), np.rint(lag * kept).astype(np.int64)
 
 
