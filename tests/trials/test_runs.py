@@ -94,9 +94,13 @@ def test_ctrl_c_ends_every_process_also_those_in_sessions_of_their_own(
                 return
             threading.Event().wait(0.05)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=press).start()
-    with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, "export HOW=child", silence_s=110.0, warm=False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path, "export HOW=child", silence_s=110.0, warm=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [p for p in Path("/proc").glob("[0-9]*/cmdline") if _names(p, str(SCRIPT))] == []
 
 
