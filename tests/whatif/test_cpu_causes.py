@@ -104,13 +104,27 @@ def test_messages_that_no_longer_share_cores_with_the_backward_pass_make_both_sh
     assert answer.step_ms == pytest.approx((60, 70, 80), abs=0.3)
 
 
-def test_what_the_step_before_called_shares_no_core_with_this_one() -> None:
+def _beside(spare: int | None, scenario: Scenario) -> tuple[list[int], list[int]]:
     """Of two messages that go with a third, the first was called before; 20 ms of work follow the second."""
     layout = SimpleNamespace(
-        is_cpu=True, point=np.array([-1, 1, 3]), joins=SimpleNamespace(event=np.array([0, 1, 2]))
+        is_cpu=True,
+        spare_cores=spare,
+        point=np.array([-1, 1, 3]),
+        joins=SimpleNamespace(event=np.array([0, 1, 2])),
     )
     program = SimpleNamespace(
-        layout=layout, lag=np.array([0, 10, 10, 10]), transfer=np.array([10, 20, 5]), scenario=Scenario.FAST
+        layout=layout, lag=np.array([0, 10, 10, 10]), transfer=np.array([10, 20, 5]), scenario=scenario
     )
     apart, lag = _on_shared_cores(cast(Any, program), np.array([0, 1]), np.array([2, 2, 2]))
-    assert (apart.tolist(), lag.tolist()) == ([0, 10], [0, 10, 5, 5])
+    return apart.tolist(), lag.tolist()
+
+
+def test_what_the_step_before_called_shares_no_core_with_this_one() -> None:
+    """Only the second message and the work beside it have half of a core each."""
+    assert _beside(None, Scenario.FAST) == ([0, 10], [0, 10, 5, 5])
+
+
+def test_messages_share_cores_where_operators_leave_none() -> None:
+    """By half at least where none is free, not where one is, perhaps not where nothing is known."""
+    assert _beside(0, Scenario.SLOW) == ([0, 5], [0, 10, 8, 8])
+    assert _beside(1, Scenario.FAST) == _beside(None, Scenario.SLOW) == ([0, 0], [0, 10, 10, 10])

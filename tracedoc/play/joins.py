@@ -30,10 +30,11 @@ def join_run(
     roles: Sequence[npt.NDArray[np.uint8]],
     matching: Matching,
     links: Sequence[SizeCurve | None] = (),
+    spare_cores: int | None = None,
 ) -> RunProgram:
     """Return the program of a run; the columns of each rank are in the order of ``ranks``.
 
-    ``links`` are those of the matching's groups.
+    ``links`` are those of the matching's groups, ``spare_cores`` those of :class:`Layout`.
 
     Parts of a program that nothing is matched with wait for nobody: their whole length is transfer.
     """
@@ -91,7 +92,7 @@ def join_run(
     )
     first = min(offsets, default=0)
     starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))
-    return gathering.joined(collectives, starts.astype(np.int64))
+    return gathering.joined(collectives, starts.astype(np.int64), spare_cores)
 
 
 def _moved(length_ns: Int64Array, shortest_ns: Int64Array, *, is_cpu: bool) -> Int64Array:

@@ -90,6 +90,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     Columns are those of :class:`RankProgram`, one rank after the other, with indices into the whole.
     ``point_base`` and ``event_base`` are where the points and events of each rank begin, and where the last
     ones end. At the points ``batch_point`` the host waited ``batch_ns`` for a batch of loader workers.
+    ``spare_cores`` are those that the operators of no rank use (:meth:`tracedoc.run.job.Job.spare_cores`).
     """
 
     ranks: tuple[int, ...]
@@ -101,6 +102,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     batch_point: Index
     batch_ns: Int64Array
     joins: CollectiveParts
+    spare_cores: int | None = None
 
     @property
     def points(self) -> int:
@@ -301,7 +303,9 @@ class Gathering:
         self._events.append(event + program.events)
         self._periodic &= program.periodic
 
-    def joined(self, joins: CollectiveParts, offset_ns: Int64Array) -> RunProgram:
+    def joined(
+        self, joins: CollectiveParts, offset_ns: Int64Array, spare_cores: int | None = None
+    ) -> RunProgram:
         """Return all programs as one; ``offset_ns`` is when each begins, on a common clock."""
         whole = {name: column.values() for name, column in self._columns.items()}
         layout = Layout(
@@ -314,6 +318,7 @@ class Gathering:
             batch_point=np.concatenate([point for point, _ in self._batches]),
             batch_ns=np.concatenate([waited for _, waited in self._batches]),
             joins=joins,
+            spare_cores=spare_cores,
             **{name: whole[name] for name in StepColumns.__struct_fields__},
         )
         target = np.concatenate([event for event, _ in self._early]).astype(np.intp)

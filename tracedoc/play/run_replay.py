@@ -125,7 +125,10 @@ def _replay_of(
     ranks = [digest.rank for digest in there]
     tables = [digest.collectives for digest in there]
     gradients, roles = [digest.gradients for digest in there], [digest.roles for digest in there]
-    program = join_run(ranks, _decoded(there, step), tables, gradients, roles, run.matching, run.curves)
+    spare = run.job.spare_cores(ranks) if run.job is not None else None
+    program = join_run(
+        ranks, _decoded(there, step), tables, gradients, roles, run.matching, run.curves, spare
+    )
     subject = ranks.index(representative.rank)
     assert representative.judged_step is not None
     step_ms = representative.judged_step.budget.window_ns / 1e6

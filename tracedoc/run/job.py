@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -174,6 +175,28 @@ class Job:
     def rank(self, rank: int) -> RankJob | None:
         """The record of one rank, ``None`` where it recorded nothing."""
         return next((one for one in self.ranks if one.rank == rank), None)
+
+    @property
+    def fair_cores(self) -> dict[int, int]:
+        """Cores for each rank, at least 1, where known: ranks of a host that name the same share them."""
+        sharing = Counter((one.host, one.affinity) for one in self.ranks)
+        return {
+            one.rank: max(one.cores // sharing[one.host, one.affinity], 1) for one in self.ranks if one.cores
+        }
+
+    def spare_cores(self, ranks: Sequence[int]) -> int | None:
+        """Of its fair cores those that a rank's operators leave free, of the rank that has the fewest.
+
+        0 where operators use more threads than that; ``None`` where a rank's cores or threads are not known.
+        """
+        fair, threads = self.fair_cores, {one.rank: one.threads for one in self.ranks}
+        spare: list[int] = []
+        for rank in ranks:
+            used = threads.get(rank)
+            if rank not in fair or used is None:
+                return None
+            spare.append(max(fair[rank] - used, 0))
+        return min(spare, default=None)
 
 
 def read_job(manifest: Manifest | None) -> Job | None:

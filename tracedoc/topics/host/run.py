@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -265,21 +264,17 @@ def fair_threads(run: RunView) -> dict[str, Value]:
 
     Ranks of a host that name the same cores share them.
     """
-    fair, unknown = _fair_threads(run), Unknown("the manifest has no cores")
+    fair = run.job.fair_cores if run.job is not None else {}
+    unknown = Unknown("the manifest has no cores")
     return {str(digest.rank): fair.get(digest.rank, unknown) for digest in run.digests}
-
-
-def _fair_threads(run: RunView) -> dict[int, int]:
-    ranks = run.job.ranks if run.job is not None else ()
-    sharing = Counter((one.host, one.affinity) for one in ranks)
-    return {one.rank: max(one.cores // sharing[one.host, one.affinity], 1) for one in ranks if one.cores}
 
 
 def crowded(run: RunView, rank: int) -> bool:
     """Whether a rank is known to use more threads for an operator than it has cores of its own."""
     job = run.job.rank(rank) if run.job is not None else None
-    cores = _fair_threads(run).get(rank)
-    return job is not None and job.threads is not None and cores is not None and job.threads > cores
+    if run.job is None or job is None or job.threads is None:
+        return False
+    return job.threads > run.job.fair_cores.get(rank, job.threads)
 
 
 _NO_CORE_WAIT = Unknown("whether processes share cores is not known: the manifest has no times of threads")

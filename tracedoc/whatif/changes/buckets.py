@@ -105,14 +105,16 @@ def _on_shared_cores(program: RunProgram, gone: Index, last: Index) -> tuple[Int
     """What each part that is ``gone`` takes less in ns, and the lags of hosts, where both shared their cores.
 
     On CPUs a message that moves while the host goes on to the next ones takes half of a core from it, and has
-    half of one itself. Behind that work both have a whole one: all of it in the fast scenario, half of that
-    where it is likely, for cores may be free, and nothing in the slow one. On GPUs nothing changes, nor for
-    what the step before called.
+    half of one itself. Behind that work both have a whole one: by the share of its time that it needs a core,
+    for it also waits for its peer. That is all of it in the fast scenario and half in the slow one; where it
+    is not known whether a core was free, nothing in the slow one. On GPUs, where operators leave cores free,
+    and for what the step before called nothing changes.
     """
     layout, lag = program.layout, program.lag
-    if not layout.is_cpu:
+    if not layout.is_cpu or layout.spare_cores:
         return np.zeros(gone.size, dtype=np.int64), lag
-    shared = of_scenario(program.scenario, 1.0, 0.5, 0.0) / 2
+    least = 0.0 if layout.spare_cores is None else 0.5
+    shared = of_scenario(program.scenario, 1.0, (1.0 + least) / 2, least) / 2
     host = np.cumsum(lag, dtype=np.int64)
     begin, end = (layout.point[layout.joins.event[parts]] for parts in (gone, last[gone]))
     called = (begin >= 0) & (end > begin)
