@@ -387,7 +387,9 @@ class Diagnosis(msgspec.Struct, frozen=True):
         The ledger's is the mean of the captured steps where these differ.
         """
         ledger = self.ledger
-        return ledger.step_ms if ledger is not None and ledger.step_ms > 0 else self.number("step_ms")
+        if ledger is not None and ledger.step_ms > 0:
+            return ledger.step_ms
+        return self.budget.step_ms if self.budget is not None else self.number("step_ms")
 
     def numbers(self, fact: str) -> dict[str, float]:
         """The values of a fact that are numbers, by rank or group."""

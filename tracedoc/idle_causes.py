@@ -54,7 +54,7 @@ WORDS = {
     "unknown": CauseWords(
         "cause unknown",
         "not visible in the trace",
-        "no operator runs: sleep, I/O, or Python of the script",
+        "no operator runs: Python, a sleep, or I/O",
     ),
 }
 """A finding of its own speaks of most of them; ``on_cpu`` is there for those that no rule judges."""

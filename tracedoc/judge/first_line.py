@@ -8,8 +8,9 @@ from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import changes_training, fitting_first, saves_nothing
+from tracedoc.judge.fixes import change_of_batch, changes_training, fitting_first, saves_nothing
 from tracedoc.judge.ledgered import warm_up_frac
+from tracedoc.judge.overlaps import tells
 from tracedoc.judge.severity import INHERENT
 from tracedoc.judge.without_warning import (
     compute_bound,
@@ -22,7 +23,7 @@ from tracedoc.judge.without_warning import (
     number,
 )
 from tracedoc.ledger import Ledger, saved_words
-from tracedoc.predicted import SAME_SAMPLES, PlanStep, as_runs_differ
+from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
 from tracedoc.topics.host.run import queued_idle_ms
@@ -136,7 +137,7 @@ def _cause(
 ) -> str:
     """A finding in one sentence: its usual name, what it costs, and what shows it.
 
-    Where it costs time that the one told ``before`` costs as well, it says so.
+    Where it costs time that the one told ``before`` costs as well, it says what it costs beyond that.
     """
     gain = finding.gain
     costs, title = cost_words(finding), finding.title.partition(": ")[0]
@@ -144,20 +145,14 @@ def _cause(
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
     if costs and finding.together_ms is not None:
-        title += f" together with {finding.overlaps}"
-        costs += f"; alone {saved_words(finding.alone_ms or 0.0)}"
-    elif finding.shared_ms is not None and before is not None and _tells(before, finding.overlaps, ledger):
-        shared = format_ms(finding.shared_ms)
-        costs += f", {'all' if shared == costs else shared} of it the same time"
+        title += f", and behind it {finding.overlaps}"
+        costs = f"both {costs}; the first alone {saved_words(finding.alone_ms or 0.0)}"
+    elif finding.shared_ms is not None and before is not None and tells(before, finding.overlaps, ledger):
+        more = (finding.told_ms or 0.0) - finding.shared_ms
+        costs = f"another {format_ms(more)}" if more >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
     return f"{told}{_place(measurements, finding)}."
-
-
-def _tells(finding: Finding, words: str, ledger: Ledger | None) -> bool:
-    """True for a finding that tells the cause of some words."""
-    causes = ledger.causes if ledger is not None else ()
-    return any(one.words == words and finding.rule_id in one.told_by for one in causes)
 
 
 def _is_named_with(finding: Finding, first: Finding) -> bool:
@@ -176,9 +171,8 @@ def _inherent(
     teller = next((one for one in findings if one.rule_id in largest.told_by), None)
     told_ms = largest.share_ms if teller is None else teller.told_ms or largest.share_ms
     fix = next(iter(fitting_first(teller.fixes, run)), None) if teller is not None else None
-    words = f"{largest.words[0].upper()}{largest.words[1:]}"
     mended = f": {lowered(fix.title)}" if fix is not None else ""
-    return f"{words} takes another {format_ms(told_ms)}{mended}."
+    return f"Another {format_ms(told_ms)} is {largest.words}, which equal stages have as well{mended}."
 
 
 def _place(measurements: Measurements, finding: Finding) -> str:
@@ -222,17 +216,10 @@ def outcome(
     A fix that changes the batch is named beside one that does not, where it gives more.
     """
     first = next(iter(fitting_first(named[0].fixes, run)), None)
-    batch = _change_of_batch(named[0], run)
-    gain = named[0].gain
-    least = 0.0 if gain is None else gain.size_ms or gain.high_ms
-    if plan and not any(one.fix.startswith(f"{named[0].id}/") for one in plan):
-        notes = {one.id for one in findings if one.severity == "note"}
-        doubtful = measurements.is_cpu and all(one.fix.rpartition("/")[0] in notes for one in plan)
-        saves = step - plan[-1].step_ms[1]
-        enough = saves >= (least if batch is None else min(least, _saves(batch) / 2))
-        plan = plan if enough and not doubtful else ()
+    batch = change_of_batch(named[0], run)
     if plan:
-        return f"{_plan_words(plan, findings, step)}{_or_batch(batch, plan[-1].step_ms[1])}."
+        other = _or_batch(batch, plan[-1].step_ms[1]) or _after_plan(named[0], findings, ledger)
+        return f"{_plan_words(plan, findings, step)}{other}."
     if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms
         same_work = SAME_SAMPLES if changes_training(first) else ""
@@ -246,11 +233,6 @@ def outcome(
     return _without(measurements, named, ledger, step, first)
 
 
-def _saves(fix: Fix) -> float:
-    """What a fix that was played likely saves, in ms; 0 of others."""
-    return fix.predicted.gain_ms[1] if fix.predicted is not None else 0.0
-
-
 def _plan_words(plan: Sequence[PlanStep], findings: Sequence[Finding], step: float) -> str:
     change = format_step_change(step, plan[-1].step_ms)
     if len(plan) > 2:
@@ -260,11 +242,6 @@ def _plan_words(plan: Sequence[PlanStep], findings: Sequence[Finding], step: flo
     return f"{plan[0].title}{_number_of(plan[0].fix.rpartition('/')[0], findings)}: {change}"
 
 
-def _change_of_batch(finding: Finding, run: RunInfo) -> Fix | None:
-    found = [one for one in fitting_first(finding.fixes, run) if changes_training(one)]
-    return next((one for one in found if one.predicted is not None), None)
-
-
 def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
     """The fix that changes the batch as an alternative, where it gives more; else ""."""
     if fix is None or fix.predicted is None or fix.predicted.step_ms[1] >= other_step_ms:
@@ -272,6 +249,22 @@ def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
     likely = fix.predicted.step_ms[1]
     after = format_step_change(fix.predicted.before_ms, (likely,) * 3).partition("-> ")[2]
     return f"; or {lowered(fix.title)}: {after}{SAME_SAMPLES}"
+
+
+def _after_plan(finding: Finding, findings: Sequence[Finding], ledger: Ledger | None) -> str:
+    """The fix of the cause behind a finding that helps only after the plan, with the step then; else ""."""
+    behind = (
+        fix
+        for other in findings
+        if finding.together_ms is not None and tells(other, finding.overlaps, ledger)
+        for fix in other.fixes
+        if fix.after_plan_ms is not None
+    )
+    fix = next(behind, None)
+    if fix is None or fix.after_plan_ms is None:
+        return ""
+    after = format_step_change(0.0, (fix.after_plan_ms[1],) * 3).partition("-> ")[2]
+    return f", then {lowered(fix.title)}: {after}"
 
 
 def _without(

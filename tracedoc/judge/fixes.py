@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from tracedoc.diagnosis import Fix, RunInfo, Strategy
+from tracedoc.diagnosis import Finding, Fix, RunInfo, Strategy
 
 FRAMEWORKS = {
     "any": "any framework",
@@ -76,6 +76,12 @@ NOT_PLANNED = ("double-batch", "fewer-bits")
 def changes_training(fix: Fix) -> bool:
     """True for a fix that changes what is trained: the number of samples in a step."""
     return fix.replays.startswith("double-batch")
+
+
+def change_of_batch(finding: Finding, run: RunInfo) -> Fix | None:
+    """The first fix of a finding that was played and changes what is trained; ``None`` for none."""
+    found = [one for one in fitting_first(finding.fixes, run) if changes_training(one)]
+    return next((one for one in found if one.predicted is not None), None)
 
 
 def saves_nothing(fix: Fix) -> bool:

@@ -96,9 +96,12 @@ class _Priced(msgspec.Struct, frozen=True):
     unknown: bool = False
 
     @property
-    def order(self) -> tuple[int, float, int, str]:
-        weight = self.share_ms * (ALIKE if self.unknown else 1.0)
-        return SEVERITIES.index(self.finding.severity), -weight, -self.conditions, self.finding.id
+    def order(self) -> tuple[int, float, float, int, str]:
+        """The worst first, then by the cost as it is told; of those that hide each other, by their parts."""
+        told_ms = self.finding.told_ms
+        weight = (self.share_ms if told_ms is None else told_ms) * (ALIKE if self.unknown else 1.0)
+        severity = SEVERITIES.index(self.finding.severity)
+        return severity, -round(weight, 6), -self.share_ms, -self.conditions, self.finding.id
 
 
 def _named(names: Sequence[str], ledger: Ledger, but: Sequence[str] = WITHIN) -> tuple[LedgerCause, ...]:
@@ -235,13 +238,13 @@ def concluded(
             claimed.told[cause.id] = [cause.id]
             plain = _plain(cause, ledger, measurements, judgement)
             priced.append(_Priced(plain, (cause,), cause.share_ms, unknown=not plain.fixes))
-    priced.sort(key=lambda one: one.order)
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
-    findings = tuple(
-        _in_place(with_overlap(one.finding, one.causes, causes, measurements), dropped, judgement.rules)
-        for one in priced
-    )
+    priced = [
+        replace(one, finding=with_overlap(one.finding, one.causes, causes, measurements)) for one in priced
+    ]
+    priced.sort(key=lambda one: one.order)
+    findings = tuple(_in_place(one.finding, dropped, judgement.rules) for one in priced)
     told = replace(judgement, findings=findings, verdicts=verdicts)
     return _as_runs_differ(told, ledger, measurements), replace(ledger, causes=causes)
 

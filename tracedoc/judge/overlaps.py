@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Finding
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.ledger import CAUSE_WORDS, LedgerCause, Range, is_apart
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range, is_apart
 from tracedoc.whatif.ledger import alone_of
 
 MOSTLY_SHARED = 0.8
@@ -74,3 +74,17 @@ def is_mostly_shared(cause: LedgerCause) -> bool:
     """
     shared_ms = 2 * (cause.alone_ms[1] - cause.share_ms)
     return shared_ms >= MOSTLY_SHARED * cause.alone_ms[1] > 0
+
+
+def tells(finding: Finding, words: str, ledger: Ledger | None) -> bool:
+    """True for a finding that tells the cause of some words."""
+    causes = ledger.causes if ledger is not None else ()
+    return any(one.words == words and finding.rule_id in one.told_by for one in causes)
+
+
+def costs_same_time(finding: Finding, other: Finding, ledger: Ledger) -> bool:
+    """True where mending one of two findings saves most of what mending the other does."""
+    shared, costs = finding.shared_ms, [one.told_ms for one in (finding, other) if one.told_ms is not None]
+    if shared is None or len(costs) < 2 or not tells(other, finding.overlaps, ledger):
+        return False
+    return shared >= MOSTLY_SHARED * min(costs)

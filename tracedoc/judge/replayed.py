@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -12,11 +13,13 @@ from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import (
     LONGEST_PLAN,
     NOT_PLANNED,
+    change_of_batch,
     changes_training,
     fitting_first,
     misfits,
     saves_nothing,
 )
+from tracedoc.judge.overlaps import costs_same_time
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import CAUSE_WORDS, SHARED_ABOVE, Ledger, Range
@@ -58,7 +61,8 @@ def with_predictions(
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, today)
-    told = _after_plan(replay, findings, plan, today)
+    told = _as_planned(_after_plan(replay, findings, plan, today), plan, ledger)
+    plan = plan if _is_worth_it(plan, told, run) else ()
     report = replace(report, more_ranks=on_more_ranks(replay, today))
     return replace(judgement, findings=tuple(told)), report, plan
 
@@ -262,7 +266,9 @@ def _after_plan(
     chosen = [parse_request(one.change) for one in plan]
     least = plan[-1].step_ms[1] - LEAST_SHARE * of_ms if plan else 0.0
     found = _predictions(replay, chosen, useless) if plan and useless else {}
+    most = plan[-1].step_ms[1] if plan else 0.0
     steps = {text: after(one.gain_ms, of_ms) for text, one in found.items()}
+    steps = {text: (low, likely, min(high, most)) for text, (low, likely, high) in steps.items()}
     steps = {text: step_ms for text, step_ms in steps.items() if step_ms[1] <= least}
     return [
         replace(
@@ -276,6 +282,31 @@ def _after_plan(
         else one
         for one in findings
     ]
+
+
+def _as_planned(findings: list[Finding], plan: Sequence[PlanStep], ledger: Ledger) -> list[Finding]:
+    """The findings; of two as severe that cost mostly the same time that first which the plan mends first."""
+    place = {one.fix.rpartition("/")[0]: number for number, one in enumerate(plan)}
+    ordered = list(findings)
+    for number, (first, then) in enumerate(pairwise(findings)):
+        if (
+            first.severity == then.severity
+            and place.get(then.id, LONGEST_PLAN) < place.get(first.id, -1)
+            and costs_same_time(first, then, ledger)
+        ):
+            ordered[number : number + 2] = then, first
+    return ordered
+
+
+def _is_worth_it(plan: Sequence[PlanStep], findings: Sequence[Finding], run: RunInfo) -> bool:
+    """Whether a plan mends the first finding, or saves as much without it, or half of what the batch does."""
+    if not plan or not findings or any(one.fix.startswith(f"{findings[0].id}/") for one in plan):
+        return True
+    gain, batch = findings[0].gain, change_of_batch(findings[0], run)
+    least = 0.0 if gain is None else gain.size_ms or gain.high_ms
+    if batch is not None and batch.predicted is not None:
+        least = min(least, batch.predicted.gain_ms[1] / 2)
+    return plan[-1].replay_of_step_ms - plan[-1].step_ms[1] >= least
 
 
 def _beyond(gain_ms: Range, saved: Range) -> Range:

@@ -11,6 +11,7 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.severity import INHERENT, WORTH
 from tracedoc.ledger import Ledger, LedgerCause
+from tracedoc.ranks.run_view import pacing_rank
 from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_between, format_ms, format_percent, format_step_change, lowered
@@ -35,8 +36,8 @@ NAMED_COSTS = 2
 
 
 def number(measurements: Measurements, fact: Fact) -> float | None:
-    """The run's value of a fact, ``None`` where it is unknown or no number."""
-    value = measurements.value(fact)
+    """The value of a fact on the rank that is shown, ``None`` where it is unknown or no number."""
+    value = measurements.value(fact, measurements.shown_key)
     return float(value) if isinstance(value, (int, float)) else None
 
 
@@ -56,8 +57,8 @@ def cost_words(finding: Finding) -> str:
 
 def idle_on_cpu(measurements: Measurements, step: float) -> str:
     """The commonest idle cause of a CPU step as a sentence; "" where the host runs operators."""
-    digest = measurements.run.representative_digest
-    judged = digest.judged_step if digest is not None else None
+    pacing = pacing_rank(measurements.run)
+    judged = measurements.run.digest(pacing).judged_step if pacing is not None else None
     if judged is None or not judged.complete:
         return ""
     cause = max(CPU_IDLE_WORDS, key=lambda name: judged.idle_ns.get(name, 0))
@@ -74,7 +75,10 @@ def healthy(
     compute = number(measurements, compute_ms)
     if measurements.is_cpu:
         costs = _costs(noted, run, step, CPU_WORTH_NAMING)
-        found = f"CPU run (times are indicative). {costs}" if costs else ""
+        ideal = ""
+        if ledger is not None and ledger.step_ms:
+            ideal = f": {format_percent(ledger.ideal_ms / ledger.step_ms)} of the step is ideal"
+        found = f"CPU run (times are indicative){ideal}. {costs}" if costs else ""
         return f"{found or _nothing_on_cpu(step)}{idle_on_cpu(measurements, step)}"
     if compute is None:
         return f"No answer: how the {format_ms(step)} step splits is not in this capture."

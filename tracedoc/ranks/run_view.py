@@ -127,6 +127,28 @@ def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
     return asked
 
 
+@once
+def pacing_rank(run: RunView) -> int | None:
+    """The rank that waits least for its peers in the analysed step: what it does is what the others wait for.
+
+    Of the ranks whose own analysed step that is; the representative where others wait no less. ``None``
+    where no rank has a step.
+    """
+    step = run.analysed_step
+    if step is None:
+        return None
+
+    def waits(digest: RankDigest) -> tuple[int, bool, int]:
+        split = run.splits[digest.rank, step.index]
+        wait_ns = split.wait_ns + split.pipeline_wait_ns + split.unsplit_ns
+        return wait_ns, digest.rank != run.representative, digest.rank
+
+    alike = (
+        digest for digest, own in run.judged() if (own.index, own.complete) == (step.index, step.complete)
+    )
+    return min(alike, key=waits).rank
+
+
 def build_run_view(
     digests: Sequence[RankDigest],
     world_size: int | None,

@@ -235,7 +235,7 @@ def _plan(console: Console, view: View) -> None:
     rows = Table.grid(padding=(0, 2))
     for number, one in enumerate(plan, 1):
         change = format_step_change(one.replay_of_step_ms, one.step_ms)
-        limit = f"then {resource_name(one.then_limited_by)}"
+        limit = f"then mostly {resource_name(one.then_limited_by)}"
         rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
     console.print(rows)
     for words in view.unplanned:
@@ -309,7 +309,7 @@ def _fix(console: Console, fix: Fix, run: str) -> None:
         _hanging(console, 9, "risk", Text(one_line(fix.risk)))
     if fix.predicted is not None:
         helps = fix.predicted.helps
-        words = (predicted_words(fix.predicted), "green" if helps else "dim")
+        words = (predicted_words(fix.predicted, fix.after_plan_ms), "green" if helps else "dim")
         provided = _provided("; ".join(fix.predicted.assumptions)) if helps else ""
         _hanging(console, 9, "step", Text.assemble(words, provided))
         if fix.replays and helps:

@@ -26,7 +26,7 @@ from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.split import Segment, overlap_words, segments, with_notes
 from tracedoc.report.texts import map_text, one_line, plain, redacted
 from tracedoc.report.waterfall import Waterfall, build_waterfall
-from tracedoc.report.words import WITHOUT, cost_text, gain_text, is_told_by_cost, played_text
+from tracedoc.report.words import WITHOUT, cost_text, gain_text, is_told_by_cost, overlap_name, played_text
 from tracedoc.units import (
     format_count,
     format_ms,
@@ -128,7 +128,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     budget = diagnosis.budget
     ordered = _in_order(diagnosis)
     jobs = [one for one in ordered if not is_guard(one)]
-    findings = tuple(_finding_view(number, one, diagnosis) for number, one in enumerate(jobs, 1))
+    findings = tuple(_finding_view(number, one, jobs, diagnosis) for number, one in enumerate(jobs, 1))
     return View(
         diagnosis=diagnosis,
         name=name,
@@ -177,16 +177,19 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
             yield f"{what}: saves less than {format_percent(LEAST_SHARE)} more after these"
 
 
-def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingView:
+def _finding_view(
+    number: int, finding: Finding, findings: Sequence[Finding], diagnosis: Diagnosis
+) -> FindingView:
     planned = {one.change for one in diagnosis.plan if one.fix.rpartition("/")[0] == finding.id}
     fixes = fitting_first(finding.fixes, diagnosis.run)
     fixes = tuple(sorted(fixes, key=lambda one: bool(planned) and one.replays not in planned))
     tried = {one.change: f" ({tried_words(one)})" for one in diagnosis.tried}
     step_ms = diagnosis.today_ms
+    other = overlap_name(finding.overlaps, findings, diagnosis.ledger)
     return FindingView(
         number=number,
         finding=finding,
-        place="; ".join(filter(None, (cost_text(finding, step_ms), _place(finding, diagnosis.run)))),
+        place="; ".join(filter(None, (cost_text(finding, step_ms, other), _place(finding, diagnosis.run)))),
         gain=played_text(fixes[0].predicted if fixes else None)
         or ("" if is_told_by_cost(finding) else gain_text(finding.gain, step_ms)),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
@@ -299,7 +302,7 @@ def _throughput(diagnosis: Diagnosis) -> str:
         return rates
     low, likely, high = (f"{one:.0f}" if one >= 9.95 else f"{one:.1f}" for one in hours)
     span = "" if low == high else f" ({low} to {high})"
-    back = f"the fixes named above save about {likely} of {24 * run.world_size} GPU-hours a day{span}"
+    back = f"the predicted step saves about {likely} of {24 * run.world_size} GPU-hours a day{span}"
     return f"{rates}; {back}" if rates else f"{back[0].upper()}{back[1:]}"
 
 
@@ -340,7 +343,7 @@ def _no_step(diagnosis: Diagnosis) -> str:
 
 def _length(diagnosis: Diagnosis) -> str:
     """The step that the answer is about, with the analysed one where that has another length; "" for none."""
-    today, analysed = diagnosis.today_ms, diagnosis.number("step_ms")
+    today, analysed = diagnosis.today_ms, diagnosis.budget.step_ms if diagnosis.budget else None
     if not today:
         return ""
     if not analysed or abs(today - analysed) <= SAME_STEP * today:
@@ -348,12 +351,15 @@ def _length(diagnosis: Diagnosis) -> str:
     return f"{format_ms(today)}/step on average ({format_ms(analysed)} in the analysed one)"
 
 
+SURE = {"medium": "probably ", "low": "perhaps "}
+"""How sure a strategy is, of those that are not."""
+
+
 def _strategy(run: RunInfo) -> str:
-    name, confidence = framework_name(run.strategy.name), f"confidence {run.strategy.confidence}"
+    name = framework_name(run.strategy.name)
     if run.strategy.family == "unknown" and run.strategy.confidence == "low":
         return f"strategy {name}" if name else ""
-    # One pair of brackets: "FSDP2 (reshard after forward; confidence high)".
-    return f"{name[:-1]}; {confidence})" if name.endswith(")") else f"{name} ({confidence})"
+    return f"{SURE.get(run.strategy.confidence, '')}{name}"
 
 
 def _where(diagnosis: Diagnosis) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, Finding
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, is_apart, saved_words
+from tracedoc.report.words import overlap_name
 from tracedoc.units import format_ms, format_percent, format_ranges, lowered
 
 LEAST_SHARE = 0.01
@@ -86,7 +87,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
     large = [one for one in costly if one.share_ms >= LEAST_SHARE * step_ms]
     if len(costly) == len(large) + 1:
         large = costly
-    rows = list(_rows(large, findings, ranks))
+    rows = list(_rows(large, findings, ranks, ledger))
     apart = any(format_ms(one.ms) != format_ms(one.alone_ms) for one in rows)
     for row in rows:
         left_ms -= row.ms
@@ -122,7 +123,9 @@ class _Row(msgspec.Struct, frozen=True):
     note: str
 
 
-def _rows(causes: Sequence[LedgerCause], findings: Sequence[Finding], ranks: int) -> Iterator[_Row]:
+def _rows(
+    causes: Sequence[LedgerCause], findings: Sequence[Finding], ranks: int, ledger: Ledger
+) -> Iterator[_Row]:
     """The rows of large causes, the largest first: of a finding that tells several there is one."""
     told: dict[tuple[int, ...], list[LedgerCause]] = {}
     for place, cause in enumerate(causes):
@@ -134,11 +137,13 @@ def _rows(causes: Sequence[LedgerCause], findings: Sequence[Finding], ranks: int
         alone_ms = finding.alone_ms if finding is not None and len(numbers) == 1 else None
         rows.append(
             _Row(
-                lowered(finding.title.partition(": ")[0]) if finding and len(group) > 1 else group[0].words,
+                lowered(finding.title.partition(": ")[0])
+                if finding and (len(group) > 1 or len(numbers) == 1)
+                else group[0].words,
                 sum(one.share_ms for one in group),
                 group[0].alone_ms[1] if alone_ms is None else alone_ms,
                 max(numbers[0], 0),
-                cause_note(group[0], finding, ranks),
+                cause_note(group[0], finding, ranks, lambda words: overlap_name(words, findings, ledger)),
             )
         )
     yield from sorted(rows, key=lambda one: -one.ms)
@@ -158,8 +163,16 @@ def unexplained_words(ledger: Ledger) -> str:
     return f"unexplained: the replay takes {format_ms(-ledger.unexplained_ms)} longer than measured"
 
 
-def cause_note(cause: LedgerCause, finding: Finding | None = None, ranks: int = 0) -> str:
-    """On which of so many ranks and where a cause is seen, and what hides it or the ``finding`` of it."""
+def cause_note(
+    cause: LedgerCause,
+    finding: Finding | None = None,
+    ranks: int = 0,
+    named: Callable[[str], str] = str,
+) -> str:
+    """On which of so many ranks and where a cause is seen, and what hides it or the ``finding`` of it.
+
+    That is named by its words, or as ``named`` says them.
+    """
     parts = []
     if cause.ranks and cause.id.startswith(LATE) and ranks == len(finding.ranks if finding else cause.ranks):
         parts.append("in turn")
@@ -172,5 +185,5 @@ def cause_note(cause: LedgerCause, finding: Finding | None = None, ranks: int = 
     if finding is not None:
         hidden, other = finding.together_ms is not None, finding.overlaps
     if other:
-        parts.append(f"{'only together with' if hidden else 'shared with'} {other}")
+        parts.append(f"{'only together with' if hidden else 'shared with'} {named(other)}")
     return "; ".join(parts)

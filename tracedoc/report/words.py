@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tracedoc.diagnosis import Finding, Gain
 from tracedoc.idle_causes import WORDS
-from tracedoc.ledger import saved_words
+from tracedoc.judge.overlaps import tells
+from tracedoc.ledger import Ledger, Range, saved_words
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PathPiece, Predicted
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -52,12 +55,18 @@ def resource_name(resource: str) -> str:
     return RESOURCES.get(resource, resource)
 
 
-def predicted_words(predicted: Predicted) -> str:
-    """The step with a fix, ``54.9 -> about 31 ms (29 to 35)``, and what limits it then."""
-    limit = f"limited by {resource_name(predicted.then_limited_by)}" if predicted.then_limited_by else ""
-    if not predicted.helps:
-        return f"saves nothing alone{limit and f': the step is {limit}'}"
-    return f"{_change_words(predicted)}{limit and f', then {limit}'}"
+def predicted_words(predicted: Predicted, after_plan_ms: Range | None = None) -> str:
+    """The step with a fix, ``54.9 -> about 31 ms (29 to 35)``, and what most of it is then.
+
+    Of one that helps only after the plan, the step ``after_plan_ms`` with both.
+    """
+    most = f"mostly {resource_name(predicted.then_limited_by)}" if predicted.then_limited_by else ""
+    if predicted.helps:
+        return f"{_change_words(predicted)}{most and f', then {most}'}"
+    if after_plan_ms is not None:
+        with_plan = format_step_change(predicted.before_ms, after_plan_ms).partition("-> ")[2]
+        return f"saves nothing alone; with the plan the step is {with_plan}"
+    return f"saves nothing alone{most and f': the step is {most}'}"
 
 
 def _change_words(predicted: Predicted) -> str:
@@ -81,19 +90,29 @@ FINDINGS_NOTE = (
 )
 
 
-def cost_text(finding: Finding, step_ms: float | None) -> str:
-    """What a finding's causes cost the step, in words; "" where the ledger has none of them."""
+def overlap_name(words: str, findings: Sequence[Finding], ledger: Ledger | None) -> str:
+    """The finding, by its number in a list, that tells the cause of some words; else these words."""
+    places = (number for number, one in enumerate(findings, 1) if tells(one, words, ledger))
+    return next((f"finding {number}" for number in places), words)
+
+
+def cost_text(finding: Finding, step_ms: float | None, overlaps: str = "") -> str:
+    """What a finding's causes cost the step, in words; "" where the ledger has none of them.
+
+    ``overlaps`` is the name of the cause that costs the same time, if not by its own words.
+    """
+    overlaps = overlaps or finding.overlaps
     if finding.told_ms is None or not step_ms:
-        return f"counts with {finding.overlaps}" if finding.overlaps else ""
+        return f"counts with {overlaps}" if overlaps else ""
     share = format_percent(finding.told_ms / step_ms)
     costs = f"{format_ms(finding.told_ms)} of the {format_ms(step_ms)} step ({share})"
     if finding.together_ms is not None:
         alone = saved_words(finding.alone_ms or 0.0)
-        return f"costs {alone} alone, {costs} together with {finding.overlaps}"
+        return f"costs {alone} alone, {costs} together with {overlaps}"
     if finding.shared_ms is not None:
         shared = format_ms(finding.shared_ms)
         which = "all" if shared == format_ms(finding.told_ms) else shared
-        return f"costs {costs}, {which} of which mending {finding.overlaps} saves as well"
+        return f"costs {costs}, {which} of which mending {overlaps} saves as well"
     return f"costs {costs}"
 
 

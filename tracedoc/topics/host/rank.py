@@ -12,6 +12,7 @@ from tracedoc.spans import Spans
 from tracedoc.step.kernels.times import judged_kernels, small_kernel_rows
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import dtensor_dispatch, optimizer_spans
+from tracedoc.timeline.lags import CPU_IDLE_NS
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.script_code import place_around
 from tracedoc.timeline.stalls import (
@@ -122,6 +123,21 @@ def warm_up_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
 def unexplained_idle_ms(timeline: RankTimeline) -> Value:
     """Idle time of the median step without a cause: its next event has no launch in the trace."""
     return total_ms(idle_of_cause(timeline, "unknown"))
+
+
+@rank_fact(unit="ms", needs=("kernels",))
+def script_pause_ms(timeline: RankTimeline) -> Value:
+    """Idle time of the median step of a CPU run without a cause, in pauses of 0.1 ms and longer.
+
+    Shorter ones lie between operators: Python that calls them.
+    """
+    if not timeline.is_cpu:
+        return Unknown("on a GPU host_away_idle_ms says as much")
+    idle = idle_of_cause(timeline, "unknown")
+    if isinstance(idle, Unknown):
+        return idle
+    long = idle.ends - idle.starts >= CPU_IDLE_NS
+    return int((idle.ends - idle.starts)[long].sum()) / 1e6
 
 
 @rank_fact(unit="count", needs=("gpu", "kernels"))
