@@ -11,12 +11,14 @@ from msgspec.structs import replace
 import tracedoc.judge.ledgered
 import tracedoc.judge.overlaps
 from tests.rules.concluding import cause, conclude, finding, fix, measured, rule, severities
-from tracedoc.diagnosis import Comparison, Gain, Verdict
+from tracedoc.diagnosis import Comparison, Finding, Gain, Verdict
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.ledgered import concluded
+from tracedoc.judge.replayed import as_planned
 from tracedoc.judge.rule import RuleFix
 from tracedoc.ledger import Ledger, LedgerCause, Range
-from tracedoc.report.words import cost_text
+from tracedoc.predicted import PlanStep
+from tracedoc.report.words import cost_text, overlap_name
 
 # -- which findings stand
 
@@ -302,6 +304,48 @@ def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.
         "as well",
         "costs 8 ms of the 100 ms step (8 %)",
     ]
+
+
+def _told(rule_id: str, alone_ms: float, shared_ms: float, overlaps: str) -> Finding:
+    return replace(
+        finding(rule_id, 40.0), cost_ms=1.0, alone_ms=alone_ms, shared_ms=shared_ms, overlaps=overlaps
+    )
+
+
+def _planned(rule_id: str) -> PlanStep:
+    return PlanStep(f"{rule_id}/0", "mend", "no-sync", (70.0, 80.0, 90.0), (10.0, 20.0, 30.0), "host", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("shared_ms", "severity", "order"),
+    [
+        (8.0, "note", ["wait", "launch"]),
+        (7.9, "note", ["launch", "wait"]),  # less than eight tenths of the 10 ms that the wait costs
+        (8.0, "warning", ["launch", "wait"]),
+    ],
+)
+def test_of_two_that_cost_the_same_time_the_one_is_first_that_the_plan_mends_first(
+    shared_ms: float, severity: str, order: list[str]
+) -> None:
+    launch = replace(_told("launch", 15.0, shared_ms, "waiting for the next batch"), severity=severity)
+    wait = _told("wait", 10.0, shared_ms, "launch overhead on the host")
+    causes = (cause("host.launch", 9.0, told_by=("launch",)), cause("input.wait", 6.0, told_by=("wait",)))
+    ledger = Ledger(100.0, 85.0, 0.0, causes, (3, 4), "high")
+    plan = (_planned("wait"), _planned("launch"))
+    assert [one.id for one in as_planned([launch, wait], plan, ledger)] == order
+    assert [one.id for one in as_planned([launch, wait], plan[::-1], ledger)] == ["launch", "wait"]
+
+
+def test_findings_name_each_other_by_number() -> None:
+    causes = (cause("input.wait", 6.0, told_by=("wait",)),)
+    ledger = Ledger(100.0, 94.0, 0.0, causes, (3, 4), "high")
+    found = [finding("launch", 15.0), finding("wait", 10.0)]
+    assert overlap_name("waiting for the next batch", found, ledger) == "finding 2"
+    assert overlap_name("waits of the host for the GPU", found, ledger) == "waits of the host for the GPU"
+    told = _told("launch", 15.0, 8.0, "waiting for the next batch")
+    assert cost_text(told, 100.0, "finding 2") == (
+        "costs 15 ms of the 100 ms step (15 %), 8 ms of which mending finding 2 saves as well"
+    )
 
 
 def test_a_cause_that_no_rule_tells_has_the_reason_and_the_known_fixes_of_one_for_it() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from tracedoc.facts.catalog import NEEDS, NOT_MEASURED, Fact, FactTable, Measurement, computed
-from tracedoc.ranks.run_view import RunView, pacing_rank
+from tracedoc.ranks.run_view import RunView
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS
 from tracedoc.topics import load_facts
@@ -56,12 +56,6 @@ class Measurements(msgspec.Struct, frozen=True):
         if found is None:
             return Unknown(f"{fact.name} was not measured")
         return found.value if key is None else found.values.get(key, found.value)
-
-    @property
-    def shown_key(self) -> str | None:
-        """The key of the rank whose step the reports show: the one that sets the pace; ``None`` for none."""
-        pacing = pacing_rank(self.run)
-        return None if pacing is None else str(pacing)
 
 
 def measure_run(run: RunView) -> Measurements:

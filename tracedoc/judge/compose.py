@@ -36,7 +36,7 @@ from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
 from tracedoc.ranks.exposure import ExposedSplit
-from tracedoc.ranks.run_view import RunView, pacing_rank
+from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import job_settings
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget
@@ -66,11 +66,10 @@ def compose(
 ) -> Diagnosis:
     """The diagnosis of one run."""
     run = measurements.run
-    pacing = pacing_rank(run)
-    shown = None if pacing is None else run.digest(pacing)
-    budget = _rank_budget(run, shown, _Milliseconds()) if shown is not None else None
+    representative = run.representative_digest
+    budget = _rank_budget(run, representative, _Milliseconds()) if representative is not None else None
     failures = Failures()
-    detail = _detail(run, shown, failures) if shown is not None else Detail()
+    detail = _detail(run, representative, failures) if representative is not None else Detail()
     if replay is not None:
         detail = failures.contain(
             "the critical path in the timeline", lambda: _with_path(detail, run), detail
@@ -112,14 +111,14 @@ def compose(
     )
 
 
-def _detail(run: RunView, shown: RankDigest, failures: Failures) -> Detail:
+def _detail(run: RunView, representative: RankDigest, failures: Failures) -> Detail:
     contain = failures.contain
     return Detail(
-        collectives=contain("the table of collectives", lambda: collective_rows(run, shown), ()),
-        kernels=contain("the table of kernels", lambda: kernel_rows(shown), ()),
+        collectives=contain("the table of collectives", lambda: collective_rows(run, representative), ()),
+        kernels=contain("the table of kernels", lambda: kernel_rows(representative), ()),
         units=contain("the table of sharded units", lambda: unit_rows(run), ()),
-        host=contain("the tables of the host", lambda: host_detail(shown), None),
-        phases=contain("the table of phases", lambda: phase_rows(shown), ()),
+        host=contain("the tables of the host", lambda: host_detail(representative), None),
+        phases=contain("the table of phases", lambda: phase_rows(representative), ()),
         picture=contain("the timeline", lambda: step_picture(run), None),
         waits=contain("who waits for whom", lambda: wait_table(run), None),
         transfers=contain("the table of transfers", lambda: transfer_table(run), None),

@@ -128,11 +128,7 @@ def _finding(own: Weighed, measurements: Measurements) -> Finding:
 
 
 def _said(rule: Rule, key: str | None, measurements: Measurements) -> tuple[dict[str, Value], dict[str, str]]:
-    """The values and units of all that a rule's texts may name, of the rank that is the ``key``.
-
-    Without one they are of the rank that sets the pace, as is the step that all reports show.
-    """
-    key = key or measurements.shown_key
+    """The values and units of all that a rule's texts may name, of one rank where a ``key`` is given."""
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
     values = values_of(rule, measurements.facts, key, measurements)

@@ -61,7 +61,7 @@ def with_predictions(
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, today)
-    told = _as_planned(_after_plan(replay, findings, plan, today), plan, ledger)
+    told = as_planned(_after_plan(replay, findings, plan, today), plan, ledger)
     plan = plan if _is_worth_it(plan, told, run) else ()
     report = replace(report, more_ranks=on_more_ranks(replay, today))
     return replace(judgement, findings=tuple(told)), report, plan
@@ -284,7 +284,7 @@ def _after_plan(
     ]
 
 
-def _as_planned(findings: list[Finding], plan: Sequence[PlanStep], ledger: Ledger) -> list[Finding]:
+def as_planned(findings: list[Finding], plan: Sequence[PlanStep], ledger: Ledger) -> list[Finding]:
     """The findings; of two as severe that cost mostly the same time that first which the plan mends first."""
     place = {one.fix.rpartition("/")[0]: number for number, one in enumerate(plan)}
     ordered = list(findings)

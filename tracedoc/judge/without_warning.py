@@ -11,7 +11,6 @@ from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.severity import INHERENT, WORTH
 from tracedoc.ledger import Ledger, LedgerCause
-from tracedoc.ranks.run_view import pacing_rank
 from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_between, format_ms, format_percent, format_step_change, lowered
@@ -36,8 +35,8 @@ NAMED_COSTS = 2
 
 
 def number(measurements: Measurements, fact: Fact) -> float | None:
-    """The value of a fact on the rank that is shown, ``None`` where it is unknown or no number."""
-    value = measurements.value(fact, measurements.shown_key)
+    """The run's value of a fact, ``None`` where it is unknown or no number."""
+    value = measurements.value(fact)
     return float(value) if isinstance(value, (int, float)) else None
 
 
@@ -57,8 +56,8 @@ def cost_words(finding: Finding) -> str:
 
 def idle_on_cpu(measurements: Measurements, step: float) -> str:
     """The commonest idle cause of a CPU step as a sentence; "" where the host runs operators."""
-    pacing = pacing_rank(measurements.run)
-    judged = measurements.run.digest(pacing).judged_step if pacing is not None else None
+    digest = measurements.run.representative_digest
+    judged = digest.judged_step if digest is not None else None
     if judged is None or not judged.complete:
         return ""
     cause = max(CPU_IDLE_WORDS, key=lambda name: judged.idle_ns.get(name, 0))

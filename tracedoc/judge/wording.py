@@ -154,8 +154,8 @@ def with_ranks(
 
 
 def run_step(measurements: Measurements) -> Value:
-    """The analysed step of the rank that sets the pace: every observed time of an answer refers to it."""
-    return measurements.value(step_ms, measurements.shown_key)
+    """The step of the run, to which every share and time of an answer refers."""
+    return measurements.value(step_ms)
 
 
 def other_step(own: Value | None, of_run: Value) -> str:

@@ -44,15 +44,16 @@ EARLY_STEPS = 1.5
 class RunView:
     """All captured ranks.
 
-    ``digests`` are in rank order. ``representative`` is the rank whose analysed step is the lower median,
-    which stands for the run; ``None`` where no rank has one. ``splits`` holds the exposed communication of
-    every step, by ``(rank, step number)``; ``arrivals`` say for each row of a rank's collectives when the
-    last peer came, ``blame`` who came last to each matched operation, and what kept that rank; ``operations``
-    the operation of the matching (``NO_OPERATION`` where there is none). ``curves`` hold what each group of
-    the matching should reach on its link, ``None`` where that is not known. ``last_exposed_ns`` is, for each
-    matched operation, how long its transfer is exposed on the rank that came last. ``job`` is the manifest's
-    part about the job, ``None`` without one; ``left_out`` are ranks with a trace of which no step is
-    known that the others show; ``source_steps`` are the steps with Python stacks that were read, by rank.
+    ``digests`` are in rank order. ``representative`` is the rank that stands for the run: in the step whose
+    length is the median it waits least, so that the others wait for it; ``None`` where no rank has a step.
+    ``splits`` holds the exposed communication of every step, by ``(rank, step number)``; ``arrivals`` say for
+    each row of a rank's collectives when the last peer came, ``blame`` who came last to each matched
+    operation, and what kept that rank; ``operations`` the operation of the matching (``NO_OPERATION`` where
+    there is none). ``curves`` hold what each group of the matching should reach on its link, ``None`` where
+    that is not known. ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on
+    the rank that came last. ``job`` is the manifest's part about the job, ``None`` without one; ``left_out``
+    are ranks with a trace of which no step is known that the others show; ``source_steps`` are the steps with
+    Python stacks that were read, by rank.
     ``kept`` caches the results of functions with several callers (:func:`once`).
     """
 
@@ -127,28 +128,6 @@ def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
     return asked
 
 
-@once
-def pacing_rank(run: RunView) -> int | None:
-    """The rank that waits least for its peers in the analysed step: what it does is what the others wait for.
-
-    Of the ranks whose own analysed step that is; the representative where others wait no less. ``None``
-    where no rank has a step.
-    """
-    step = run.analysed_step
-    if step is None:
-        return None
-
-    def waits(digest: RankDigest) -> tuple[int, bool, int]:
-        split = run.splits[digest.rank, step.index]
-        wait_ns = split.wait_ns + split.pipeline_wait_ns + split.unsplit_ns
-        return wait_ns, digest.rank != run.representative, digest.rank
-
-    alike = (
-        digest for digest, own in run.judged() if (own.index, own.complete) == (step.index, step.complete)
-    )
-    return min(alike, key=waits).rank
-
-
 def build_run_view(
     digests: Sequence[RankDigest],
     world_size: int | None,
@@ -189,7 +168,7 @@ def build_run_view(
         operations=arrivals.operations,
         last_exposed_ns=last_exposed,
         curves=group_curves(matching, {d.rank: Seat(d.device, d.host, d.ordinal) for d in ordered}),
-        representative=_representative_rank(ordered),
+        representative=_representative_rank(ordered, splits),
         job=job,
         left_out=left_out,
     )
@@ -217,17 +196,26 @@ def _exposed_at_last(
     return found
 
 
-def _representative_rank(digests: Sequence[RankDigest]) -> int | None:
-    lengths = sorted(
-        (step.budget.window_ns, digest.rank, step.complete)
-        for digest in digests
-        if (step := digest.judged_step) is not None
-    )
+def _representative_rank(
+    digests: Sequence[RankDigest], splits: Mapping[tuple[int, int], ExposedSplit]
+) -> int | None:
+    """The rank that waits least for its peers in the step whose length is the lower median of all ranks'."""
+    judged = {digest.rank: step for digest in digests if (step := digest.judged_step) is not None}
+    lengths = sorted((step.budget.window_ns, rank, step.complete) for rank, step in judged.items())
     # Of parts of steps the longest shows most: a pipeline's last stage begins late and ends early.
     chosen = [entry for entry in lengths if entry[2]] or lengths[-1:]
+    if not chosen:
+        return None
     # In a step without a meeting the others wait later for the rank that takes longest.
     place = -1 if meet_rarely(digests) else (len(chosen) - 1) // 2
-    return chosen[place][1] if chosen else None
+    step = judged[chosen[place][1]]
+
+    def waits(rank: int) -> tuple[int, bool, int]:
+        split = splits[rank, step.index]
+        wait_ns = split.wait_ns + split.pipeline_wait_ns + split.unsplit_ns
+        return wait_ns, rank != chosen[place][1], rank
+
+    return min((rank for _, rank, _ in chosen if judged[rank].index == step.index), key=waits)
 
 
 def meet_rarely(digests: Sequence[RankDigest]) -> bool:

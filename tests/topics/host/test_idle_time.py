@@ -50,6 +50,19 @@ def test_idle_time_of_the_host_s_other_delays(tmp_path: Path) -> None:
     assert work.of("python") / 1e6 == pytest.approx(64, abs=0.06)
 
 
+def test_short_pauses_between_operators_on_cpus_are_no_pauses_of_the_script(tmp_path: Path) -> None:
+    """Of each step of 100 ms 20 are quiet at once, and 90 us ten times."""
+    builder = TraceBuilder(device=None)
+    for number in range(3):
+        begin = number * 100.0
+        builder.step(number, begin, begin + 100)
+        for part in range(10):
+            builder.host("aten::mm", begin + 8 * part + 0.09, begin + 8 * part + 8)
+    facts = facts_of_rank(tmp_path, builder)
+    assert facts["script_pause_ms"] == pytest.approx(20)
+    assert facts["unexplained_idle_ms"] == pytest.approx(20.9)
+
+
 def test_the_profiler_s_own_work_is_a_cause(tmp_path: Path) -> None:
     document = json.loads(steps(TraceBuilder(), 100, 200, 300).to_json())
     flush = next(e for e in document["traceEvents"] if e.get("name") == "ProfilerStep#1")
