@@ -36,7 +36,7 @@ from tracedoc.diagnosis import (
     Verdict,
 )
 from tracedoc.errors import Limit
-from tracedoc.ledger import Ledger, LedgerCause
+from tracedoc.ledger import Ledger, LedgerCause, LedgerRow
 from tracedoc.tables import CollectiveRow, KernelRow, PhaseRow
 
 HOSTILE = "<script>alert('\"x\"')</script>[bold red]\x1b[31m\x00\u202egnp.exe🔥"
@@ -313,6 +313,11 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
                 LedgerCause("link.latency", 3.5, (3.0, 3.5, 4.0), 3.5),
                 LedgerCause("input.wait", 2.5, (2.5, 2.5, 2.5), 2.5),
             ),
+            rows=(
+                LedgerRow(("ranks.host",), 86.0, "straggler-rank/rank-5"),
+                LedgerRow(("link.transfer",), 35.0),
+                LedgerRow(("host.launch",), 14.0),
+            ),
             steps=(3, 4, 5, 6),
             confidence="high",
         ),
@@ -428,6 +433,11 @@ def hostile() -> Diagnosis:
             -5.0,
             -1e300,
             (LedgerCause(HOSTILE, 1e300, (0.0, 1e300, 0.0), 0.0, (-7,), HOSTILE, HOSTILE, (HOSTILE,)),),
+            rows=(
+                LedgerRow((HOSTILE,), 1e300, HOSTILE),
+                LedgerRow(("none such",), -1e300),
+                LedgerRow((), 0.0),
+            ),
         ),
         tool_version="0.1.0",
     )

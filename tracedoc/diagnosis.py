@@ -227,7 +227,8 @@ class Finding(msgspec.Struct, frozen=True):
     ``cost_ms`` is what its causes cost today's step, their shares in the ledger, and ``alone_ms`` is what
     mending them alone saves; ``None`` where the ledger has none of them, or a fix mends more than they are.
     ``overlaps`` says in plain words which cause costs the same time, "" for none; where that one hides this,
-    ``together_ms`` is what mending both saves, else ``shared_ms`` what mending either saves.
+    ``together_ms`` is what mending both saves, else ``shared_ms`` what mending either saves. ``beyond_ms`` is
+    what mending it saves once the findings before it are mended.
     ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
     ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """
@@ -254,10 +255,16 @@ class Finding(msgspec.Struct, frozen=True):
     overlaps: str = ""
     together_ms: float | None = None
     shared_ms: float | None = None
+    beyond_ms: float | None = None
 
     @property
     def told_ms(self) -> float | None:
-        """What it costs as reports tell it: what mending it saves alone, or with the cause that hides it."""
+        """What it costs as reports tell it: what mending it saves after the findings before it."""
+        return self.beyond_ms if self.beyond_ms is not None else self.size_ms
+
+    @property
+    def size_ms(self) -> float | None:
+        """How large it is among others: what mending it saves alone, or with the cause that hides it."""
         if self.cost_ms is None or self.together_ms is not None:
             return self.together_ms
         return self.alone_ms if self.alone_ms is not None and self.alone_ms > 0 else self.cost_ms

@@ -85,11 +85,23 @@ class LedgerCause(msgspec.Struct, frozen=True):
         return CAUSE_WORDS.get(self.id, self.id)
 
 
+class LedgerRow(msgspec.Struct, frozen=True):
+    """What mending the causes of one finding saves after those of the rows before it, in ms.
+
+    ``finding`` is its id, "" for a cause that no finding tells.
+    """
+
+    causes: tuple[str, ...]
+    ms: float
+    finding: str = ""
+
+
 class Ledger(msgspec.Struct, frozen=True):
     """One account of the mean captured step: ``step_ms`` is ``ideal_ms`` and the shares of all causes.
 
     Of the ideal step ``unexplained_ms`` is what the replay does not explain (negative where the replay takes
-    longer than measured); the rest is compute at today's rate. ``causes`` have the largest share first;
+    longer than measured); the rest is compute at today's rate. ``causes`` have the largest share first.
+    ``rows`` lead from this step to the ideal one, as findings stand; what they leave is of smaller causes.
     ``steps`` are those that were averaged. ``reason`` says why there is no ledger: then the rest is empty.
     """
 
@@ -100,6 +112,7 @@ class Ledger(msgspec.Struct, frozen=True):
     steps: tuple[int, ...] = ()
     confidence: str = ""
     reason: str = ""
+    rows: tuple[LedgerRow, ...] = ()
 
 
 def is_apart(share_ms: float, alone_ms: float) -> bool:

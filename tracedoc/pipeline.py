@@ -23,6 +23,7 @@ from tracedoc.judge.budgets import judge_budgets, parse_budgets
 from tracedoc.judge.compose import compose, run_info
 from tracedoc.judge.expression import Expression
 from tracedoc.judge.findings import evaluate
+from tracedoc.judge.in_turn import mended_in_turn
 from tracedoc.judge.ledgered import concluded
 from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
@@ -159,6 +160,11 @@ def judge(
             "the replay of fixes",
             lambda: with_predictions(judgement, measurements, found, run),
             (judgement, report, plan),
+        )
+        judgement, ledger = failures.contain(
+            "what each finding saves beyond those before it",
+            lambda: mended_in_turn(judgement, found, measurements),
+            (judgement, found),
         )
     return compose(
         measurements,

@@ -19,7 +19,7 @@ from tracedoc.report.markdown import SHOWN_CAUSES, safe
 from tracedoc.report.render import render
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import View, build_view
-from tracedoc.report.waterfall import LEAST_SHARE, Waterfall
+from tracedoc.report.waterfall import UNEXPLAINED, Waterfall
 from tracedoc.units import format_ms, format_step_change
 
 
@@ -42,18 +42,9 @@ def test_each_time_of_the_ledger_is_the_same_in_text_page_and_comment(made) -> N
     diagnosis = made()
     found = json.loads(to_json(diagnosis))
     ledger = found["ledger"]
-    least = LEAST_SHARE * ledger["step_ms"]
-    titles = {one["rule_id"]: one["title"].partition(": ")[0].lower() for one in found["findings"]}
-    told: dict[str, list[dict]] = {}
-    for one in ledger["causes"]:
-        if one["share_ms"] >= least:
-            told.setdefault(one["told_by"][0] if one["told_by"] else one["id"], []).append(one)
-    times = {
-        titles[name] if len(several) > 1 else CAUSE_WORDS[several[0]["id"]]: sum(
-            one["share_ms"] for one in several
-        )
-        for name, several in told.items()
-    }
+    titles = {one["id"]: one["title"].partition(": ")[0].lower() for one in found["findings"]}
+    large = {titles.get(one["finding"]) or CAUSE_WORDS[one["causes"][0]]: one["ms"] for one in ledger["rows"]}
+    assert large
     text = text_of(build_view(diagnosis), width=250)
     rows = [re.sub("<[^>]*>", " ", row) for row in re.findall("(?s)<li class=.*?</li>", page(diagnosis))]
     table = [row for row in render(diagnosis, "markdown").split("\n") if row.startswith("|")]
@@ -62,7 +53,6 @@ def test_each_time_of_the_ledger_is_the_same_in_text_page_and_comment(made) -> N
         line = next(one for one in lines if re.search(rf"(?<!with ){re.escape(words)}", one))
         assert re.search(rf"(?<![\d.]){re.escape(format_ms(ms))}\b", line), line
 
-    large = {words: ms for words, ms in times.items() if ms >= least}
     ends = {"today's step": ledger["step_ms"], "ideal step": ledger["ideal_ms"]}
     lines = text[: text.index("Where the step goes")].split("\n")
     for words, ms in (large | ends).items():
@@ -71,7 +61,9 @@ def test_each_time_of_the_ledger_is_the_same_in_text_page_and_comment(made) -> N
     for words, ms in [*list(large.items())[: SHOWN_CAUSES - 1], ("ideal step", ledger["ideal_ms"])]:
         shown(table, safe(words), ms)
     shown(table, "What costs", ledger["step_ms"])
-    for where in (lines, rows, table) if abs(ledger["unexplained_ms"]) >= least else ():
+    for where in (
+        (lines, rows, table) if abs(ledger["unexplained_ms"]) >= UNEXPLAINED * ledger["step_ms"] else ()
+    ):
         shown(where, "is unexplained", ledger["unexplained_ms"])
 
 
@@ -90,8 +82,7 @@ def test_each_cost_and_each_predicted_step_is_the_same_in_text_page_and_comment(
     for one in found["findings"]:
         if one["cost_ms"] is not None:
             told += 1
-            ms = one["alone_ms"] if one["together_ms"] is None else one["together_ms"]
-            words = f"{format_ms(ms or one['cost_ms'])} of the {step} step"
+            words = f"{format_ms(one['beyond_ms'])} of the {step} step"
             assert all(words in text.replace("\N{NO-BREAK SPACE}", " ") for text in surfaces), words
     for one in found["plan"]:
         told += 1
@@ -113,26 +104,19 @@ def test_lines_add_up_to_the_step_and_each_begins_where_the_last_ended() -> None
     ends = [1.0, *(one.start for one in causes)]
     assert [one.start + one.share for one in causes] == pytest.approx(ends[:-1])
     assert causes[-1].start == pytest.approx(ideal.share)
-    assert causes[-1].words == "2 smaller causes"
+    assert [(one.words, one.ms) for one in causes] == [
+        ("every rank waits for one rank", 86.0),
+        ("exposed communication", 35.0),
+        ("launch overhead on the host", 14.0),
+        ("smaller causes", 5.0),
+    ]
 
 
 def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() -> None:
     _, late, hidden, *_ = waterfall(sharded()).lines
     assert (late.key, late.number, late.note) == ("critical", 1, "rank 5; cudaMalloc in backward")
     assert (hidden.key, hidden.number) == ("untold", 0)
-    assert hidden.note == "only together with ranks whose host is slower than its peers"
-    assert (late.alone, hidden.alone) == ("86 ms", "4 ms")
-
-
-def test_what_each_cause_saves_alone_is_told_where_that_is_not_its_part() -> None:
-    diagnosis = sharded()
-    alike = tuple(replace(one, alone_ms=(one.share_ms,) * 3) for one in diagnosis.ledger.causes)
-    plain = replace(diagnosis, ledger=replace(diagnosis.ledger, causes=alike))
-    for made, told in ((diagnosis, True), (plain, False)):
-        assert waterfall(made).has_alone is told
-        for surface in (text_of(build_view(made)), render(made, "html"), render(made, "markdown")):
-            drawn = surface.rpartition("</style>")[2]
-            assert ("alone" in drawn[: drawn.index("ideal step")]) is told
+    assert hidden.note == ""
 
 
 def test_the_mean_step_is_told_from_an_analysed_one_of_another_length() -> None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+import tracedoc.judge.in_turn
 import tracedoc.judge.ledgered
 import tracedoc.judge.overlaps
 from tests.rules.concluding import cause, conclude, finding, fix, measured, rule, severities
 from tracedoc.diagnosis import Comparison, Finding, Gain, Verdict
 from tracedoc.judge.findings import Judgement
+from tracedoc.judge.in_turn import mended_in_turn
 from tracedoc.judge.ledgered import concluded
 from tracedoc.judge.replayed import as_planned
 from tracedoc.judge.rule import RuleFix
-from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.ledger import Ledger, LedgerCause, LedgerRow, Range
 from tracedoc.predicted import PlanStep
-from tracedoc.report.words import cost_text, overlap_name
+from tracedoc.report.words import cost_text
 
 # -- which findings stand
 
@@ -298,12 +300,56 @@ def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.
     found = conclude([told, plain], pair)[0].findings
     costs = {one.id: (one.cost_ms, one.alone_ms) for one in found}
     assert costs == {"syncs": (6.0, 15.0), "input.wait": (9.0, 8.0)}
-    assert [(one.told_ms, one.overlaps) for one in found] == [(15.0, "waiting for the next batch"), (8.0, "")]
-    assert [cost_text(one, 100.0) for one in found] == [
-        "costs 15 ms of the 100 ms step (15 %), 7 ms of which mending waiting for the next batch saves "
-        "as well",
-        "costs 8 ms of the 100 ms step (8 %)",
+    assert [(one.size_ms, one.shared_ms, one.overlaps) for one in found] == [
+        (15.0, 7.0, "waiting for the next batch"),
+        (8.0, None, ""),
     ]
+
+
+@pytest.mark.parametrize(
+    ("beyond_ms", "words"),
+    [
+        (None, "costs 15 ms of the 100 ms step (15 %)"),
+        (15.2, "costs 15.2 ms of the 100 ms step (15 %)"),
+        (3.0, "costs 3 ms of the 100 ms step (3 %) once those above are mended, 15 ms alone"),
+        (0.0, "costs nothing of the 100 ms step (0 %) once those above are mended, 15 ms alone"),
+    ],
+)
+def test_a_finding_costs_what_mending_it_saves_after_those_before_it(
+    beyond_ms: float | None, words: str
+) -> None:
+    found = replace(finding("syncs", 40.0), cost_ms=9.0, alone_ms=15.0, beyond_ms=beyond_ms)
+    assert cost_text(found, 100.0) == words
+
+
+def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loader 50 ms; launches 30 after it, of 60 alone; the third finding's cause is mended by then."""
+    saved = {1: 50.0, 2: 80.0, 3: 80.5, 4: 88.0}
+    monkeypatch.setattr(
+        tracedoc.judge.in_turn, "likely_of", lambda run, sets: [saved[len(ids)] for ids in sets]
+    )
+    causes = (
+        cause("host.launch", 40.0, told_by=("launch", "again")),
+        cause("input.wait", 20.0, told_by=("wait",)),
+        cause("link.transfer", 5.0),
+        cause("link.latency", 4.0),
+    )
+    found = [
+        replace(finding("wait", 50.0), cost_ms=20.0, alone_ms=50.0),
+        replace(finding("launch", 60.0), cost_ms=40.0, alone_ms=60.0),
+        replace(finding("again", 9.0), cost_ms=9.0, alone_ms=9.0),
+    ]
+    judgement = Judgement(tuple(found), ())
+    told, ledger = mended_in_turn(judgement, Ledger(100.0, 10.0, 0.0, causes), measured())
+    assert [one.told_ms for one in told.findings] == [50.0, 30.0, 9.0]
+    # 0.5 ms is too little for a row of its own.
+    assert ledger.rows == (
+        LedgerRow(("input.wait",), 50.0, "wait"),
+        LedgerRow(("host.launch",), 30.0, "launch"),
+        LedgerRow(("link.latency",), 7.5),
+    )
 
 
 def _told(rule_id: str, alone_ms: float, shared_ms: float, overlaps: str) -> Finding:
@@ -334,18 +380,6 @@ def test_of_two_that_cost_the_same_time_the_one_is_first_that_the_plan_mends_fir
     plan = (_planned("wait"), _planned("launch"))
     assert [one.id for one in as_planned([launch, wait], plan, ledger)] == order
     assert [one.id for one in as_planned([launch, wait], plan[::-1], ledger)] == ["launch", "wait"]
-
-
-def test_findings_name_each_other_by_number() -> None:
-    causes = (cause("input.wait", 6.0, told_by=("wait",)),)
-    ledger = Ledger(100.0, 94.0, 0.0, causes, (3, 4), "high")
-    found = [finding("launch", 15.0), finding("wait", 10.0)]
-    assert overlap_name("waiting for the next batch", found, ledger) == "finding 2"
-    assert overlap_name("waits of the host for the GPU", found, ledger) == "waits of the host for the GPU"
-    told = _told("launch", 15.0, 8.0, "waiting for the next batch")
-    assert cost_text(told, 100.0, "finding 2") == (
-        "costs 15 ms of the 100 ms step (15 %), 8 ms of which mending finding 2 saves as well"
-    )
 
 
 def test_a_cause_that_no_rule_tells_has_the_reason_and_the_known_fixes_of_one_for_it() -> None:
@@ -394,9 +428,6 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
     slow = found["slow" if told else "link.transfer"]
     assert (slow.together_ms, slow.overlaps) == (14.0, "waits of the host for the GPU")
-    assert cost_text(slow, 100.0) == (
-        "costs 1 ms alone, 14 ms of the 100 ms step (14 %) together with waits of the host for the GPU"
-    )
     # Without the one 1 ms is saved, without both no more than a tenth of 20 ms beyond that.
     both_ms[2] = (1.0, 2.9, 4.0)
     found = {one.id: one for one in conclude(causes, *pairs)[0].findings}

@@ -22,7 +22,7 @@ from tracedoc.judge.without_warning import (
     lost_compute,
     number,
 )
-from tracedoc.ledger import Ledger, saved_words
+from tracedoc.ledger import Ledger
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
@@ -76,10 +76,8 @@ def summarise(
         named = worth[:NAMED_FINDINGS]
         inside = all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step)
         lost = lost_compute(ledger, step) if inside else ()
-        apart = [one for one in named if not is_told(one, lost) and not _is_named_with(one, named[0])]
-        said = [
-            _cause(measurements, one, step, None if one is apart[0] else apart[0], ledger) for one in apart
-        ]
+        apart = [one for one in named if not is_told(one, lost)]
+        said = [_cause(measurements, one, step, first=one is apart[0]) for one in apart]
         if inside:
             said.insert(0, compute_bound(measurements, run, step, lost))
         sentences = [
@@ -132,33 +130,20 @@ def _why_unreliable(
     return ""
 
 
-def _cause(
-    measurements: Measurements, finding: Finding, step: float, before: Finding | None, ledger: Ledger | None
-) -> str:
-    """A finding in one sentence: its usual name, what it costs, and what shows it.
-
-    Where it costs time that the one told ``before`` costs as well, it says what it costs beyond that.
-    """
+def _cause(measurements: Measurements, finding: Finding, step: float, *, first: bool) -> str:
+    """A finding in one sentence: its usual name, what it costs beyond those before it, and what shows it."""
     gain = finding.gain
     costs, title = cost_words(finding), finding.title.partition(": ")[0]
-    if costs and before is None:
+    if costs and first:
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-    if costs and finding.together_ms is not None:
-        title += f", and behind it {finding.overlaps}"
-        costs = f"both {costs}; the first alone {saved_words(finding.alone_ms or 0.0)}"
-    elif finding.shared_ms is not None and before is not None and tells(before, finding.overlaps, ledger):
-        more = (finding.told_ms or 0.0) - finding.shared_ms
-        costs = f"another {format_ms(more)}" if more >= LEAST_SHARE * step else "the same time"
+        if finding.together_ms is not None:
+            costs += f"; {format_ms(finding.together_ms)} with {finding.overlaps}, which then sets the pace"
+    elif costs and finding.beyond_ms is not None:
+        costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
     return f"{told}{_place(measurements, finding)}."
-
-
-def _is_named_with(finding: Finding, first: Finding) -> bool:
-    """True for the cause that hides the first: what both cost is said of that."""
-    both_ms = finding.together_ms
-    return finding is not first and both_ms is not None and both_ms == first.together_ms
 
 
 def _inherent(

@@ -98,7 +98,7 @@ class _Priced(msgspec.Struct, frozen=True):
     @property
     def order(self) -> tuple[int, float, float, int, str]:
         """The worst first, then by the cost as it is told; of those that hide each other, by their parts."""
-        told_ms = self.finding.told_ms
+        told_ms = self.finding.size_ms
         weight = (self.share_ms if told_ms is None else told_ms) * (ALIKE if self.unknown else 1.0)
         severity = SEVERITIES.index(self.finding.severity)
         return severity, -round(weight, 6), -self.share_ms, -self.conditions, self.finding.id

@@ -52,7 +52,7 @@ def with_overlap(
         for ids in (mine, theirs, mine | theirs)
     )
     if not largest.partner:
-        shared_ms = min(max(alone + beside - both, 0.0), finding.told_ms or 0.0)
+        shared_ms = min(max(alone + beside - both, 0.0), finding.size_ms or 0.0)
         return replace(finding, overlaps=words, shared_ms=shared_ms) if shared_ms else finding
     if both - max(alone, beside) < MORE * largest.share_ms:
         return finding
@@ -84,7 +84,7 @@ def tells(finding: Finding, words: str, ledger: Ledger | None) -> bool:
 
 def costs_same_time(finding: Finding, other: Finding, ledger: Ledger) -> bool:
     """True where mending one of two findings saves most of what mending the other does."""
-    shared, costs = finding.shared_ms, [one.told_ms for one in (finding, other) if one.told_ms is not None]
+    shared, costs = finding.shared_ms, [one.size_ms for one in (finding, other) if one.size_ms is not None]
     if shared is None or len(costs) < 2 or not tells(other, finding.overlaps, ledger):
         return False
     return shared >= MOSTLY_SHARED * min(costs)

@@ -100,17 +100,15 @@ def _head(view: View) -> Iterator[str]:
 def _causes(fall: Waterfall) -> Iterator[str]:
     """Yield a table of what costs the step, in at most :data:`SHOWN_CAUSES` rows and the ideal step."""
     today, *causes, ideal = fall.lines
-    alone = fall.has_alone
-    yield f"\n| What costs {safe(fall.of)} | {format_ms(today.ms)} | {today.percent} |{' alone |' * alone}"
-    yield f"|---|--:|--:|{'--:|' * alone}"
+    yield f"\n| What costs {safe(fall.of)} | {format_ms(today.ms)} | {today.percent} |"
+    yield "|---|--:|--:|"
     shown = causes if len(causes) <= SHOWN_CAUSES else causes[: SHOWN_CAUSES - 1]
     for line in (*shown, ideal):
         note = f" ({line.note})" if line.note else ""
-        last = f" {line.alone} |" * alone
-        yield f"| {safe(line.words + note)} | {format_ms(line.ms)} | {line.percent} |{last}"
+        yield f"| {safe(line.words + note)} | {format_ms(line.ms)} | {line.percent} |"
         if line is shown[-1] and (rest := causes[len(shown) :]):
             share = format_percent(sum(one.share for one in rest))
-            yield f"| other causes | {format_ms(sum(one.ms for one in rest))} | {share} |{' |' * alone}"
+            yield f"| other causes | {format_ms(sum(one.ms for one in rest))} | {share} |"
 
 
 def _run(view: View) -> str:

@@ -53,7 +53,7 @@ from tracedoc.report.view import (
     instances_text,
     side_text,
 )
-from tracedoc.report.waterfall import ALONE, WaterfallLine
+from tracedoc.report.waterfall import IN_TURN, WaterfallLine
 from tracedoc.report.words import FINDINGS_NOTE, predicted_words
 from tracedoc.units import (
     format_bytes,
@@ -131,7 +131,7 @@ def render_html(view: View) -> str:
             lambda: tuple(plan_rows(diagnosis.plan)) if len(diagnosis.plan) + len(view.unplanned) > 1 else (),
             (),
         ),
-        "alone_means": ALONE,
+        "in_turn": IN_TURN,
         "causes": contain("what costs the step", lambda: tuple(_causes(view)), ()),
         "data": _data(diagnosis),
         "script": _script()[0],

@@ -27,7 +27,7 @@ from tracedoc.report.view import (
     instances_text,
     side_text,
 )
-from tracedoc.report.waterfall import ALONE, IDEAL, TODAY
+from tracedoc.report.waterfall import IDEAL, IN_TURN, TODAY
 from tracedoc.report.words import FINDINGS_NOTE, predicted_words, resource_name
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -156,11 +156,9 @@ def _waterfall(console: Console, view: View) -> None:
     heading(console, "What costs the step", fall.of)
     rows = Table.grid(padding=(0, 2, 0, 0))
     rows.add_column(width=WATERFALL_WIDTH)
-    for _ in range(3 if fall.has_alone else 2):
+    for _ in range(2):
         rows.add_column(justify="right", no_wrap=True)
     rows.add_column(overflow="fold")
-    if fall.has_alone:
-        rows.add_row("", "part", "", "alone", style="dim")
     for line in fall.lines:
         cells = max(1, round(line.share * WATERFALL_WIDTH))
         start = min(int(line.start * WATERFALL_WIDTH), WATERFALL_WIDTH - cells)
@@ -169,11 +167,9 @@ def _waterfall(console: Console, view: View) -> None:
         bar = Text(" " * start).append(glyph * cells, style)
         number = (f"  finding {line.number}", style) if line.number else ""
         note = (f" ({one_line(line.note)})" if line.note else "", "dim")
-        alone = [Text(line.alone, "dim")] if fall.has_alone else []
-        rows.add_row(bar, format_ms(line.ms), line.percent, *alone, Text.assemble(line.words, note, number))
+        rows.add_row(bar, format_ms(line.ms), line.percent, Text.assemble(line.words, note, number))
     console.print(rows)
-    if fall.has_alone:
-        console.print(Text(ALONE, "dim"))
+    console.print(Text(IN_TURN, "dim"))
 
 
 def _budget(console: Console, view: View) -> None:

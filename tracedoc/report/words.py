@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tracedoc.diagnosis import Finding, Gain
 from tracedoc.idle_causes import WORDS
-from tracedoc.judge.overlaps import tells
-from tracedoc.ledger import Ledger, Range, saved_words
+from tracedoc.ledger import Range, is_apart, saved_words
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PathPiece, Predicted
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -86,34 +83,23 @@ WITHOUT = " without it"
 
 FINDINGS_NOTE = (
     "what is seen is of one step and rank, costs are of the mean step: less where other work runs beside it, "
-    "more where other work waits for it"
+    "or sets the pace then, more where other work waits for it"
 )
 
 
-def overlap_name(words: str, findings: Sequence[Finding], ledger: Ledger | None) -> str:
-    """The finding, by its number in a list, that tells the cause of some words; else these words."""
-    places = (number for number, one in enumerate(findings, 1) if tells(one, words, ledger))
-    return next((f"finding {number}" for number in places), words)
+def cost_text(finding: Finding, step_ms: float | None) -> str:
+    """What a finding costs the step, in words; "" where the ledger has none of its causes.
 
-
-def cost_text(finding: Finding, step_ms: float | None, overlaps: str = "") -> str:
-    """What a finding's causes cost the step, in words; "" where the ledger has none of them.
-
-    ``overlaps`` is the name of the cause that costs the same time, if not by its own words.
+    That is what mending it saves after the findings before it; where it saves another amount by itself, that
+    is told as well.
     """
-    overlaps = overlaps or finding.overlaps
     if finding.told_ms is None or not step_ms:
-        return f"counts with {overlaps}" if overlaps else ""
-    share = format_percent(finding.told_ms / step_ms)
-    costs = f"{format_ms(finding.told_ms)} of the {format_ms(step_ms)} step ({share})"
-    if finding.together_ms is not None:
-        alone = saved_words(finding.alone_ms or 0.0)
-        return f"costs {alone} alone, {costs} together with {overlaps}"
-    if finding.shared_ms is not None:
-        shared = format_ms(finding.shared_ms)
-        which = "all" if shared == format_ms(finding.told_ms) else shared
-        return f"costs {costs}, {which} of which mending {overlaps} saves as well"
-    return f"costs {costs}"
+        return f"counts with {finding.overlaps}" if finding.overlaps else ""
+    told = saved_words(finding.told_ms)
+    costs = f"costs {told} of the {format_ms(step_ms)} step ({format_percent(finding.told_ms / step_ms)})"
+    if finding.alone_ms is None or not is_apart(finding.told_ms, finding.alone_ms):
+        return costs
+    return f"{costs} once those above are mended, {saved_words(finding.alone_ms)} alone"
 
 
 def is_told_by_cost(finding: Finding) -> bool:

@@ -189,10 +189,7 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
         return None
     if len(causes) == 1:
         return next(iter(causes.values())).alone_ms
-    mine = [one for one in book.entries if one.id in causes]
-    apart = [causes[one.id].alone_ms[1] - one.weights.alone for one in mine]
-    apart += [causes[name].alone_ms[1] for name in causes if name not in {one.id for one in mine}]
-    gains = {scenario: _together(plays, mine) + sum(apart) for scenario, plays in book.plays.items()}
+    gains = {scenario: _gain_of(book, causes, scenario) for scenario in book.plays}
     single = [one.alone_ms for one in causes.values()]
     least, likely = max(low for low, _, _ in single), max(likely for _, likely, _ in single)
     likely = max(gains[Scenario.LIKELY], likely)
@@ -205,6 +202,36 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
         low, likely, high = _recurring(run, (low, likely, high))
     most = max(book.ledger.step_ms - book.ledger.ideal_ms, *gains.values())
     return min(low, likely), likely, max(min(high, most, book.ledger.step_ms), likely)
+
+
+def likely_of(run: RunView, sets: Sequence[tuple[str, ...]]) -> list[float]:
+    """How much shorter the mean step likely is without each of several sets of causes, in ms.
+
+    The sets grow, each holds the one before it: none saves less than that, and none more than all causes.
+    """
+    book = _book(run)
+    if book.replays:
+        mine = [[one for one in book.entries if one.id in ids] for ids in sets]
+        book.plays[Scenario.LIKELY].gains([_taken_by(one) for one in mine])  # at once, and then known
+    found, least = [], 0.0
+    for ids in sets:
+        causes = {one.id: one for one in book.ledger.causes if one.id in ids}
+        likely = max((one.alone_ms[1] for one in causes.values()), default=0.0)
+        if len(causes) > 1 and book.replays:
+            likely = max(_gain_of(book, causes, Scenario.LIKELY), likely)
+            if all(name.startswith(RANKS) for name in causes):
+                likely = _recurring(run, (0.0, likely, likely))[1]
+        least = min(max(likely, least), book.ledger.step_ms - book.ledger.ideal_ms)
+        found.append(least)
+    return found
+
+
+def _gain_of(book: _Book, causes: Mapping[str, LedgerCause], scenario: Scenario) -> float:
+    """What some causes of a ledger give together in a scenario, and beyond the replayed step, in ms."""
+    mine = [one for one in book.entries if one.id in causes]
+    apart = [causes[one.id].alone_ms[1] - one.weights.alone for one in mine]
+    apart += [causes[name].alone_ms[1] for name in causes if name not in {one.id for one in mine}]
+    return _together(book.plays[scenario], mine) + sum(apart)
 
 
 def _together(plays: Plays, entries: Sequence[Entry]) -> float:
