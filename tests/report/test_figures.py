@@ -46,10 +46,10 @@ def test_budgets_are_stacked_and_as_long_as_the_step(figure: Any) -> None:
 
 
 def test_the_ledger_is_drawn_from_todays_step_to_the_ideal_one(figure: Any) -> None:
-    """Of 420 ms the first cause takes 88, so that its bar begins at 332; the ideal step begins at 0."""
+    """Of 420 ms the first row takes 86, so that its bar begins at 334; the ideal step begins at 0."""
     bars = panel(figure, "What costs the step").patches
     drawn = [end for bar in bars[:2] for end in (bar.get_x(), bar.get_width())]
-    assert drawn == pytest.approx([0, 1, 332 / 420, 88 / 420])
+    assert drawn == pytest.approx([0, 1, 334 / 420, 86 / 420])
     assert bars[-1].get_x() == 0
     words = [label.get_text() for label in panel(figure, "What costs the step").get_yticklabels()]
     assert (words[0], words[-1]) == ("today's step", "ideal step")
