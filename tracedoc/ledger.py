@@ -120,6 +120,11 @@ def is_apart(share_ms: float, alone_ms: float) -> bool:
     return not HIDDEN_BELOW * share_ms <= alone_ms <= SHARED_ABOVE * share_ms
 
 
+def is_hidden(costs_ms: float, alone_ms: float) -> bool:
+    """True where mending causes alone saves far less than they cost once others are mended."""
+    return alone_ms < HIDDEN_BELOW * costs_ms
+
+
 def saved_words(alone_ms: float) -> str:
     """What mending one cause alone saves, or "nothing"."""
     return format_ms(alone_ms) if alone_ms > 0 else "nothing"

@@ -310,9 +310,9 @@ def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.
     ("beyond_ms", "words"),
     [
         (None, "costs 15 ms of the 100 ms step (15 %)"),
-        (15.2, "costs 15.2 ms of the 100 ms step (15 %)"),
-        (3.0, "costs 3 ms of the 100 ms step (3 %) once those above are mended, 15 ms alone"),
-        (0.0, "costs nothing of the 100 ms step (0 %) once those above are mended, 15 ms alone"),
+        (3.0, "costs 3 ms of the 100 ms step (3 %)"),
+        (0.0, "costs nothing of the 100 ms step (0 %)"),
+        (60.0, "costs 60 ms of the 100 ms step (60 %) once those above are mended, 15 ms alone"),
     ],
 )
 def test_a_finding_costs_what_mending_it_saves_after_those_before_it(
@@ -320,6 +320,8 @@ def test_a_finding_costs_what_mending_it_saves_after_those_before_it(
 ) -> None:
     found = replace(finding("syncs", 40.0), cost_ms=9.0, alone_ms=15.0, beyond_ms=beyond_ms)
     assert cost_text(found, 100.0) == words
+    part = replace(finding("fused", 40.0), overlaps="launch overhead on the host")
+    assert cost_text(part, 100.0, "finding 2") == "counts with finding 2"
 
 
 def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(

@@ -138,7 +138,10 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
         if finding.together_ms is not None:
-            costs += f"; {format_ms(finding.together_ms)} with {finding.overlaps}, which then sets the pace"
+            costs = (
+                f"{format_ms(finding.together_ms)} of the {format_ms(step)} step; alone {cost_words(finding)}"
+            )
+            costs += f", then limited by {finding.overlaps}"
     elif costs and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")

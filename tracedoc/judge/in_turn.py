@@ -24,6 +24,8 @@ def mended_in_turn(
     groups: list[tuple[str, tuple[str, ...]]] = []
     taken: set[str] = set()
     for finding in judgement.findings:
+        if finding.cost_ms is None:  # its fix mends more than its own causes
+            continue
         told = (one.id for one in ledger.causes if finding.rule_id in one.told_by)
         if ids := tuple(id for id in told if id not in taken):
             groups.append((finding.id, ids))
@@ -45,7 +47,6 @@ def mended_in_turn(
     )
     beyond = {row.finding: row.ms for row in rows if row.finding}
     findings = tuple(
-        replace(one, beyond_ms=beyond[one.id]) if one.id in beyond and one.cost_ms is not None else one
-        for one in judgement.findings
+        replace(one, beyond_ms=beyond[one.id]) if one.id in beyond else one for one in judgement.findings
     )
     return replace(judgement, findings=findings), replace(ledger, rows=rows)

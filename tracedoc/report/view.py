@@ -22,6 +22,7 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, changes_training, fitting_first, framework_name
+from tracedoc.judge.overlaps import tells
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.split import Segment, overlap_words, segments, with_notes
 from tracedoc.report.texts import map_text, one_line, plain, redacted
@@ -128,7 +129,7 @@ def build_view(diagnosis: Diagnosis, *, redact: bool = False) -> View:
     budget = diagnosis.budget
     ordered = _in_order(diagnosis)
     jobs = [one for one in ordered if not is_guard(one)]
-    findings = tuple(_finding_view(number, one, diagnosis) for number, one in enumerate(jobs, 1))
+    findings = tuple(_finding_view(number, one, jobs, diagnosis) for number, one in enumerate(jobs, 1))
     return View(
         diagnosis=diagnosis,
         name=name,
@@ -177,16 +178,20 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
             yield f"{what}: saves less than {format_percent(LEAST_SHARE)} more after these"
 
 
-def _finding_view(number: int, finding: Finding, diagnosis: Diagnosis) -> FindingView:
+def _finding_view(
+    number: int, finding: Finding, findings: Sequence[Finding], diagnosis: Diagnosis
+) -> FindingView:
     planned = {one.change for one in diagnosis.plan if one.fix.rpartition("/")[0] == finding.id}
     fixes = fitting_first(finding.fixes, diagnosis.run)
     fixes = tuple(sorted(fixes, key=lambda one: bool(planned) and one.replays not in planned))
     tried = {one.change: f" ({tried_words(one)})" for one in diagnosis.tried}
-    step_ms = diagnosis.today_ms
+    step_ms, ledger = diagnosis.today_ms, diagnosis.ledger
+    with_it = (n for n, one in enumerate(findings, 1) if tells(one, finding.overlaps, ledger))
+    other = next((f"finding {n}" for n in with_it), "")
     return FindingView(
         number=number,
         finding=finding,
-        place="; ".join(filter(None, (cost_text(finding, step_ms), _place(finding, diagnosis.run)))),
+        place="; ".join(filter(None, (cost_text(finding, step_ms, other), _place(finding, diagnosis.run)))),
         gain=played_text(fixes[0].predicted if fixes else None)
         or ("" if is_told_by_cost(finding) else gain_text(finding.gain, step_ms)),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis, Finding
-from tracedoc.ledger import Ledger, LedgerCause
+from tracedoc.ledger import Ledger, LedgerCause, LedgerRow, is_hidden
 from tracedoc.units import format_ms, format_percent, format_ranges, lowered
 
 UNEXPLAINED = 0.02
@@ -78,13 +78,16 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
         finding = findings[number - 1] if number else None
         known = [causes[id] for id in row.causes if id in causes]
         largest = max(known, key=lambda one: one.share_ms, default=LedgerCause("", 0.0, (0.0, 0.0, 0.0), 0.0))
+        notes = cause_note(largest, finding, ranks), _behind(row, largest, finding)
         yield WaterfallLine(
             key=finding.severity if finding else UNTOLD,
             words=lowered(finding.title.partition(": ")[0]) if finding else largest.words,
             ms=row.ms,
             share=_share(row.ms, step_ms),
             start=_share(left_ms, step_ms),
-            note=cause_note(largest, finding, ranks),
+            note="; ".join(
+                filter(None, (cause_note(largest, finding, ranks), _behind(row, largest, finding)))
+            ),
             number=number,
         )
     ms = left_ms - ledger.ideal_ms
@@ -92,6 +95,12 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
         yield WaterfallLine(UNTOLD, "smaller causes", ms, _share(ms, step_ms), _share(left_ms - ms, step_ms))
     share = _share(ledger.ideal_ms, step_ms)
     yield WaterfallLine(IDEAL, "ideal step", ledger.ideal_ms, share, note=unexplained_words(ledger))
+
+
+def _behind(row: LedgerRow, cause: LedgerCause, finding: Finding | None) -> str:
+    """That today those above hide a row, where they do."""
+    alone_ms = cause.alone_ms[1] if finding is None else finding.alone_ms
+    return "behind those above" if alone_ms is not None and is_hidden(row.ms, alone_ms) else ""
 
 
 def _numbers(findings: Sequence[Finding]) -> dict[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Finding, Gain
 from tracedoc.idle_causes import WORDS
-from tracedoc.ledger import Range, is_apart, saved_words
+from tracedoc.ledger import Range, is_hidden, saved_words
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PathPiece, Predicted
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -81,31 +81,30 @@ WITHOUT = " without it"
 """What ends a change of the step that is no fix, but the absence of what was found."""
 
 
-FINDINGS_NOTE = (
-    "what is seen is of one step and rank, costs are of the mean step: less where other work runs beside it, "
-    "or sets the pace then, more where other work waits for it"
-)
+FINDINGS_NOTE = "what is seen is of one step and rank, costs are of the mean step"
 
 
-def cost_text(finding: Finding, step_ms: float | None) -> str:
+def cost_text(finding: Finding, step_ms: float | None, overlaps: str = "") -> str:
     """What a finding costs the step, in words; "" where the ledger has none of its causes.
 
-    That is what mending it saves after the findings before it; where it saves another amount by itself, that
-    is told as well.
+    That is what mending it saves after the findings before it; where it saves far less by itself, that is
+    told as well. ``overlaps`` is the name of what has its costs where it has none.
     """
     if finding.told_ms is None or not step_ms:
-        return f"counts with {finding.overlaps}" if finding.overlaps else ""
+        return f"counts with {overlaps or finding.overlaps}" if finding.overlaps else ""
     told = saved_words(finding.told_ms)
     costs = f"costs {told} of the {format_ms(step_ms)} step ({format_percent(finding.told_ms / step_ms)})"
-    if finding.alone_ms is None or not is_apart(finding.told_ms, finding.alone_ms):
+    if finding.alone_ms is None or not is_hidden(finding.told_ms, finding.alone_ms):
         return costs
     return f"{costs} once those above are mended, {saved_words(finding.alone_ms)} alone"
 
 
 def is_told_by_cost(finding: Finding) -> bool:
-    """True where the bound of a gain that was not played is no less than the costs that stand before it."""
+    """True where the costs that stand before it say as much as a gain that is no fix's."""
     gain, told_ms = finding.gain, finding.told_ms
-    return gain is not None and told_ms is not None and gain.likely_ms is None and gain.high_ms >= told_ms
+    if gain is None or told_ms is None:
+        return False
+    return gain.basis == "ledger" or (gain.likely_ms is None and gain.high_ms >= told_ms)
 
 
 def played_text(fix: Predicted | None) -> str:
