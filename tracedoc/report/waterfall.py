@@ -85,9 +85,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
             ms=row.ms,
             share=_share(row.ms, step_ms),
             start=_share(left_ms, step_ms),
-            note="; ".join(
-                filter(None, (cause_note(largest, finding, ranks), _behind(row, largest, finding)))
-            ),
+            note="; ".join(filter(None, notes)),
             number=number,
         )
     ms = left_ms - ledger.ideal_ms
