@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.pipeline import Options, diagnose
+from tracedoc.detail.tables import collective_rows
+from tracedoc.pipeline import Options, measure
 from tracedoc.report.charts.detail_tables import collective_table
 from tracedoc.tables import CollectiveRow
 from tracedoc.testing import TraceBuilder
@@ -18,7 +19,8 @@ MIB = 1 << 20
 def rows_of(folder: Path, builders: list[TraceBuilder]) -> dict[str, CollectiveRow]:
     for builder in builders:
         builder.write(folder / f"rank-{builder.rank}.json")
-    return {row.op: row for row in diagnose([folder], Options(jobs=1)).detail.collectives}
+    run = measure([folder], Options(jobs=1)).measurements.run
+    return {row.op: row for row in collective_rows(run, run.digest(0))}
 
 
 def test_bandwidth_is_that_of_the_transfer_and_not_of_the_waiting(tmp_path: Path) -> None:

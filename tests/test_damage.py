@@ -85,7 +85,7 @@ def test_a_rank_whose_first_and_last_step_have_no_mark(
     found = diagnosed(paths, damage, tmp_path)
     assert Truth(paths).invented(found, damage) == []
     assert found.summary.startswith(
-        "One step captured; pipeline imbalance (290 ms of the 2.13 s step): stage 3"
+        "One step captured; pipeline imbalance (290 ms of the 2.12 s step): stage 3"
     )
 
 

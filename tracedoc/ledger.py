@@ -92,7 +92,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     """
 
     causes: tuple[str, ...]
-    ms: float
+    saves_ms: float
     finding: str = ""
 
 
@@ -113,6 +113,10 @@ class Ledger(msgspec.Struct, frozen=True):
     confidence: str = ""
     reason: str = ""
     rows: tuple[LedgerRow, ...] = ()
+
+    def told_by(self, words: str) -> tuple[str, ...]:
+        """The rules that tell the cause of some words."""
+        return next((one.told_by for one in self.causes if one.words == words), ())
 
 
 def is_apart(share_ms: float, alone_ms: float) -> bool:

@@ -23,8 +23,8 @@ from tracedoc.judge.budgets import judge_budgets, parse_budgets
 from tracedoc.judge.compose import compose, run_info
 from tracedoc.judge.expression import Expression
 from tracedoc.judge.findings import evaluate
-from tracedoc.judge.in_turn import mended_in_turn
 from tracedoc.judge.ledgered import concluded
+from tracedoc.judge.overlaps import mended_in_turn
 from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules

@@ -108,7 +108,7 @@ NOT_RUN = {
         RUNNING,
     ),
     "make bench-try": LASTS,
-    'make bench-try TRY="--budget 80s ddp accumulation loader unused"': LASTS,
+    'make bench-try TRY="--budget 150s"': LASTS,
     "python -E": NAMED,
     "python -I": NAMED,
 }

@@ -43,7 +43,9 @@ def test_each_time_of_the_ledger_is_the_same_in_text_page_and_comment(made) -> N
     found = json.loads(to_json(diagnosis))
     ledger = found["ledger"]
     titles = {one["id"]: one["title"].partition(": ")[0].lower() for one in found["findings"]}
-    large = {titles.get(one["finding"]) or CAUSE_WORDS[one["causes"][0]]: one["ms"] for one in ledger["rows"]}
+    large = {
+        titles.get(one["finding"]) or CAUSE_WORDS[one["causes"][0]]: one["saves_ms"] for one in ledger["rows"]
+    }
     assert large
     text = text_of(build_view(diagnosis), width=250)
     rows = [re.sub("<[^>]*>", " ", row) for row in re.findall("(?s)<li class=.*?</li>", page(diagnosis))]
@@ -116,7 +118,7 @@ def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() 
     _, late, hidden, *_ = waterfall(sharded()).lines
     assert (late.key, late.number, late.note) == ("critical", 1, "rank 5; cudaMalloc in backward")
     assert (hidden.key, hidden.number) == ("untold", 0)
-    assert hidden.note == ""
+    assert hidden.note == "behind those above"
 
 
 def test_the_mean_step_is_told_from_an_analysed_one_of_another_length() -> None:

@@ -98,7 +98,8 @@ def test_path_without_a_replay_is_not_drawn(tmp_path: Path):
 
 
 def test_a_path_over_ranks_needs_one_clock(tmp_path: Path):
-    lanes = "lead: 5\ncompute 0-60 90-100\nallreduce 60-90\nrank 1:\ncompute 0-80 90-100\nallreduce 80-90"
+    lanes = "lead: 5\ncompute 0-20 86-100\nsend 20-23 peer=1\nrecv 20-86 peer=1\n"
+    lanes += "rank 1:\ncompute 23-83\nrecv 0-23 peer=0\nsend 83-86 peer=0"
     found = diagnosed(tmp_path, lanes, ranks=2)
     run = tracedoc.measure([tmp_path]).measurements.run
     replay, picture = run_replay(run), found.detail.picture

@@ -26,7 +26,7 @@ _LEAST_UNSPLIT = 0.02
 _SAME_CALLS = 0.02
 """A kernel counts as the same on both sides if its calls differ by no more than this share."""
 
-_LEAST_COST = 0.1
+_LEAST_COST = 0.02
 """A rank that costs the others this share of the step is one that they wait for."""
 
 _LEAST_IDLE = 0.01
@@ -116,7 +116,10 @@ def _compute(
     base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, *, work: float
 ) -> Iterator[WaterfallPart]:
     """Yield compute, split by what is known of both analysed steps: kernels by name, recomputation."""
-    analysed = before is base.budget and after is head.budget
+    sides = ((before, base.budget), (after, head.budget))
+    analysed = all(
+        own and abs(one.compute_ms - own.compute_ms) <= _SAME_COMPUTE * own.compute_ms for one, own in sides
+    )
     if not analysed or not base.detail.kernels or not head.detail.kernels:
         yield _of("compute", "compute", before.compute_ms * work, after.compute_ms)
         return
@@ -222,6 +225,11 @@ def _other_kernels(old: dict[str, KernelRow], new: dict[str, KernelRow], work: f
 
 def _as_many(old: KernelRow, new: KernelRow) -> bool:
     return abs(new.calls - old.calls) <= _SAME_CALLS * new.calls
+
+
+_SAME_COMPUTE = 0.02
+"""Kernels are listed of the rank that stands for the run; of another one that computes as long they are the
+same."""
 
 
 def compared_budget(diagnosis: Diagnosis) -> Budget | None:

@@ -10,7 +10,6 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import change_of_batch, changes_training, fitting_first, saves_nothing
 from tracedoc.judge.ledgered import warm_up_frac
-from tracedoc.judge.overlaps import tells
 from tracedoc.judge.severity import INHERENT
 from tracedoc.judge.without_warning import (
     compute_bound,
@@ -241,10 +240,13 @@ def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
 
 def _after_plan(finding: Finding, findings: Sequence[Finding], ledger: Ledger | None) -> str:
     """The fix of the cause behind a finding that helps only after the plan, with the step then; else ""."""
+    tellers = (
+        ledger.told_by(finding.overlaps) if ledger is not None and finding.together_ms is not None else ()
+    )
     behind = (
         fix
         for other in findings
-        if finding.together_ms is not None and tells(other, finding.overlaps, ledger)
+        if other.rule_id in tellers
         for fix in other.fixes
         if fix.after_plan_ms is not None
     )

@@ -1,15 +1,18 @@
-"""Causes that overlap: what several give together, and which one hides a finding or costs the same time."""
+"""Causes that overlap: what several give together, or in turn, and which one hides or shares a finding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import Finding
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, Range, is_apart
-from tracedoc.whatif.ledger import alone_of
+from tracedoc.judge.findings import Judgement
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, LedgerRow, Range, is_apart
+from tracedoc.predicted import LEAST_SHARE
+from tracedoc.whatif.ledger import alone_of, likely_of
 
 MOSTLY_SHARED = 0.8
 """A cause is told by what tells another, where that saves at least this share of what mending it saves."""
@@ -76,15 +79,48 @@ def is_mostly_shared(cause: LedgerCause) -> bool:
     return shared_ms >= MOSTLY_SHARED * cause.alone_ms[1] > 0
 
 
-def tells(finding: Finding, words: str, ledger: Ledger | None) -> bool:
-    """True for a finding that tells the cause of some words."""
-    causes = ledger.causes if ledger is not None else ()
-    return any(one.words == words and finding.rule_id in one.told_by for one in causes)
-
-
 def costs_same_time(finding: Finding, other: Finding, ledger: Ledger) -> bool:
     """True where mending one of two findings saves most of what mending the other does."""
     shared, costs = finding.shared_ms, [one.size_ms for one in (finding, other) if one.size_ms is not None]
-    if shared is None or len(costs) < 2 or not tells(other, finding.overlaps, ledger):
+    if shared is None or len(costs) < 2 or other.rule_id not in ledger.told_by(finding.overlaps):
         return False
     return shared >= MOSTLY_SHARED * min(costs)
+
+
+def mended_in_turn(
+    judgement: Judgement, ledger: Ledger, measurements: Measurements
+) -> tuple[Judgement, Ledger]:
+    """The findings with what each saves after those before it, and the ledger with its rows.
+
+    A cause is mended with the first finding that tells it. Those that none tells follow, the largest first,
+    as far as they are worth a row.
+    """
+    groups: list[tuple[str, tuple[str, ...]]] = []
+    taken: set[str] = set()
+    for finding in judgement.findings:
+        if finding.cost_ms is None:  # its fix mends more than its own causes
+            continue
+        told = (one.id for one in ledger.causes if finding.rule_id in one.told_by)
+        if ids := tuple(id for id in told if id not in taken):
+            groups.append((finding.id, ids))
+            taken |= {*ids}
+    groups += [
+        ("", (one.id,))
+        for one in ledger.causes
+        if one.id not in taken and one.share_ms >= LEAST_SHARE * ledger.step_ms
+    ]
+    sets = list(accumulate((ids for _, ids in groups), tuple.__add__))
+    saved = likely_of(measurements.run, sets)
+    first = judgement.findings[0] if judgement.findings else None
+    if first is not None and groups[:1] and groups[0][0] == first.id and first.alone_ms is not None:
+        saved[0] = min(first.alone_ms, *saved)
+    rows = tuple(
+        LedgerRow(ids, ms - before, finding)
+        for (finding, ids), ms, before in zip(groups, saved, [0.0, *saved], strict=False)
+        if finding or ms - before >= LEAST_SHARE * ledger.step_ms
+    )
+    beyond = {row.finding: row.saves_ms for row in rows if row.finding}
+    findings = tuple(
+        replace(one, beyond_ms=beyond[one.id]) if one.id in beyond else one for one in judgement.findings
+    )
+    return replace(judgement, findings=findings), replace(ledger, rows=rows)

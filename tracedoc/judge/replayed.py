@@ -62,7 +62,7 @@ def with_predictions(
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, today)
     told = as_planned(_after_plan(replay, findings, plan, today), plan, ledger)
-    plan = plan if _is_worth_it(plan, told, run) else ()
+    plan = plan if is_worth_it(plan, told, run) else ()
     report = replace(report, more_ranks=on_more_ranks(replay, today))
     return replace(judgement, findings=tuple(told)), report, plan
 
@@ -298,7 +298,7 @@ def as_planned(findings: list[Finding], plan: Sequence[PlanStep], ledger: Ledger
     return ordered
 
 
-def _is_worth_it(plan: Sequence[PlanStep], findings: Sequence[Finding], run: RunInfo) -> bool:
+def is_worth_it(plan: Sequence[PlanStep], findings: Sequence[Finding], run: RunInfo) -> bool:
     """Whether a plan mends the first finding, or saves as much without it, or half of what the batch does."""
     if not plan or not findings or any(one.fix.startswith(f"{findings[0].id}/") for one in plan):
         return True

@@ -22,7 +22,6 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, changes_training, fitting_first, framework_name
-from tracedoc.judge.overlaps import tells
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.split import Segment, overlap_words, segments, with_notes
 from tracedoc.report.texts import map_text, one_line, plain, redacted
@@ -186,7 +185,8 @@ def _finding_view(
     fixes = tuple(sorted(fixes, key=lambda one: bool(planned) and one.replays not in planned))
     tried = {one.change: f" ({tried_words(one)})" for one in diagnosis.tried}
     step_ms, ledger = diagnosis.today_ms, diagnosis.ledger
-    with_it = (n for n, one in enumerate(findings, 1) if tells(one, finding.overlaps, ledger))
+    tellers = ledger.told_by(finding.overlaps) if ledger is not None else ()
+    with_it = (n for n, one in enumerate(findings, 1) if one.rule_id in tellers)
     other = next((f"finding {n}" for n in with_it), "")
     return FindingView(
         number=number,

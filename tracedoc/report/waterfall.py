@@ -73,7 +73,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
     yield WaterfallLine(TODAY, "today's step", step_ms, 1.0)
     causes, left_ms, numbers = {one.id: one for one in ledger.causes}, step_ms, _numbers(findings)
     for row in ledger.rows:
-        left_ms -= row.ms
+        left_ms -= row.saves_ms
         number = numbers.get(row.finding, 0)
         finding = findings[number - 1] if number else None
         known = [causes[id] for id in row.causes if id in causes]
@@ -82,8 +82,8 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
         yield WaterfallLine(
             key=finding.severity if finding else UNTOLD,
             words=lowered(finding.title.partition(": ")[0]) if finding else largest.words,
-            ms=row.ms,
-            share=_share(row.ms, step_ms),
+            ms=row.saves_ms,
+            share=_share(row.saves_ms, step_ms),
             start=_share(left_ms, step_ms),
             note="; ".join(filter(None, notes)),
             number=number,
@@ -98,7 +98,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
 def _behind(row: LedgerRow, cause: LedgerCause, finding: Finding | None) -> str:
     """That today those above hide a row, where they do."""
     alone_ms = cause.alone_ms[1] if finding is None else finding.alone_ms
-    return "behind those above" if alone_ms is not None and is_hidden(row.ms, alone_ms) else ""
+    return "behind those above" if alone_ms is not None and is_hidden(row.saves_ms, alone_ms) else ""
 
 
 def _numbers(findings: Sequence[Finding]) -> dict[str, int]:

@@ -79,7 +79,7 @@ def test_a_plan_gives_gpu_hours_back(tmp_path: Path, sample_traces: Path) -> Non
     assert found.gpu_hours is not None
     change = found.plan[-1] if found.plan else PlanStep("", "", "", (60.0, 75.0, 90.0), (0.0,) * 3, "", 100.0)
     view = build_view(replace(found, plan=(change,), gpu_hours=(9.6, 24.0, 38.4)))
-    assert view.throughput == "The fixes named above save about 24 of 96 GPU-hours a day (9.6 to 38)"
+    assert view.throughput == "The predicted step saves about 24 of 96 GPU-hours a day (9.6 to 38)"
     assert build_view(replace(found, gpu_hours=None)).throughput == ""
 
 

@@ -91,7 +91,7 @@ def test_a_gather_that_waited_beside_compute_is_late_because_of_its_peer(tmp_pat
         compute    10-90 x4 16ms unit=layers.*   90-120
         """,
     )
-    assert value(diagnosis, "gather_stall_cause") == "peers late"
+    assert diagnosis.facts["gather_stall_cause"].values["0"] == "peers late"
 
 
 def test_reduce_scatters_count_as_transfer_that_must_fit_beside_compute(tmp_path: Path) -> None:

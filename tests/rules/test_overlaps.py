@@ -1,0 +1,131 @@
+"""Causes that overlap: one hides the other, costs its time, or is mended after it; of a step of 100 ms."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+import tracedoc.judge.overlaps
+from tests.rules.concluding import cause, conclude, finding, measured, rule
+from tracedoc.diagnosis import Finding
+from tracedoc.judge.findings import Judgement
+from tracedoc.judge.overlaps import mended_in_turn
+from tracedoc.judge.replayed import as_planned
+from tracedoc.ledger import Ledger, LedgerRow
+from tracedoc.predicted import PlanStep
+from tracedoc.report.words import cost_text
+
+
+def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15 ms alone, the other 10 ms, both 18: mending either saves 7 ms of them."""
+    alone_ms = {("host.sync",): 15.0, ("input.wait",): 10.0, ("host.sync", "input.wait"): 18.0}
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (0.0, alone_ms[ids], 20.0))
+    shared = cause("host.sync", 6.0, (14.0, 15.0, 16.0))
+    told, plain = replace(shared, shared_with="input.wait"), cause("input.wait", 9.0, (7.0, 8.0, 9.0))
+    pair = rule("syncs", cause=("host.sync",)), finding("syncs", 40.0)
+    found = conclude([told, plain], pair)[0].findings
+    costs = {one.id: (one.cost_ms, one.alone_ms) for one in found}
+    assert costs == {"syncs": (6.0, 15.0), "input.wait": (9.0, 8.0)}
+    assert [(one.size_ms, one.shared_ms, one.overlaps) for one in found] == [
+        (15.0, 7.0, "waiting for the next batch"),
+        (8.0, None, ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("beyond_ms", "words"),
+    [
+        (None, "costs 15 ms of the 100 ms step (15 %)"),
+        (3.0, "costs 3 ms of the 100 ms step (3 %)"),
+        (0.0, "costs nothing of the 100 ms step (0 %)"),
+        (60.0, "costs 60 ms of the 100 ms step (60 %) once those above are mended, 15 ms alone"),
+    ],
+)
+def test_a_finding_costs_what_mending_it_saves_after_those_before_it(
+    beyond_ms: float | None, words: str
+) -> None:
+    found = replace(finding("syncs", 40.0), cost_ms=9.0, alone_ms=15.0, beyond_ms=beyond_ms)
+    assert cost_text(found, 100.0) == words
+    part = replace(finding("fused", 40.0), overlaps="launch overhead on the host")
+    assert cost_text(part, 100.0, "finding 2") == "counts with finding 2"
+
+
+def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loader 50 ms; launches 30 after it, of 60 alone; the third finding's cause is mended by then."""
+    saved = {1: 50.0, 2: 80.0, 3: 80.5, 4: 88.0}
+    monkeypatch.setattr(
+        tracedoc.judge.overlaps, "likely_of", lambda run, sets: [saved[len(ids)] for ids in sets]
+    )
+    causes = (
+        cause("host.launch", 40.0, told_by=("launch", "again")),
+        cause("input.wait", 20.0, told_by=("wait",)),
+        cause("link.transfer", 5.0),
+        cause("link.latency", 4.0),
+    )
+    found = [
+        replace(finding("wait", 50.0), cost_ms=20.0, alone_ms=50.0),
+        replace(finding("launch", 60.0), cost_ms=40.0, alone_ms=60.0),
+        replace(finding("again", 9.0), cost_ms=9.0, alone_ms=9.0),
+    ]
+    judgement = Judgement(tuple(found), ())
+    told, ledger = mended_in_turn(judgement, Ledger(100.0, 10.0, 0.0, causes), measured())
+    assert [one.told_ms for one in told.findings] == [50.0, 30.0, 9.0]
+    # 0.5 ms is too little for a row of its own.
+    assert ledger.rows == (
+        LedgerRow(("input.wait",), 50.0, "wait"),
+        LedgerRow(("host.launch",), 30.0, "launch"),
+        LedgerRow(("link.latency",), 7.5),
+    )
+
+
+def _told(rule_id: str, alone_ms: float, shared_ms: float, overlaps: str) -> Finding:
+    return replace(
+        finding(rule_id, 40.0), cost_ms=1.0, alone_ms=alone_ms, shared_ms=shared_ms, overlaps=overlaps
+    )
+
+
+def _planned(rule_id: str) -> PlanStep:
+    return PlanStep(f"{rule_id}/0", "mend", "no-sync", (70.0, 80.0, 90.0), (10.0, 20.0, 30.0), "host", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("shared_ms", "severity", "order"),
+    [
+        (8.0, "note", ["wait", "launch"]),
+        (7.9, "note", ["launch", "wait"]),  # less than eight tenths of the 10 ms that the wait costs
+        (8.0, "warning", ["launch", "wait"]),
+    ],
+)
+def test_of_two_that_cost_the_same_time_the_one_is_first_that_the_plan_mends_first(
+    shared_ms: float, severity: str, order: list[str]
+) -> None:
+    launch = replace(_told("launch", 15.0, shared_ms, "waiting for the next batch"), severity=severity)
+    wait = _told("wait", 10.0, shared_ms, "launch overhead on the host")
+    causes = (cause("host.launch", 9.0, told_by=("launch",)), cause("input.wait", 6.0, told_by=("wait",)))
+    ledger = Ledger(100.0, 85.0, 0.0, causes, (3, 4), "high")
+    plan = (_planned("wait"), _planned("launch"))
+    assert [one.id for one in as_planned([launch, wait], plan, ledger)] == order
+    assert [one.id for one in as_planned([launch, wait], plan[::-1], ledger)] == ["launch", "wait"]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_two_limits_that_hide_each_other_are_told_as_such(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a rule tells the cause or none does; one that names both has no need to."""
+    both_ms = {1: (0.0, 1.0, 2.0), 2: (12.0, 14.0, 15.0)}
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: both_ms[len(ids)])
+    causes = [cause("link.transfer", 20.0, (0.0, 1.0, 2.0), partner="host.sync"), cause("host.sync", 20.0)]
+    pairs = [(rule("slow", cause=("link.transfer",)), finding("slow", 30.0))] if told else []
+    found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
+    slow = found["slow" if told else "link.transfer"]
+    assert (slow.together_ms, slow.overlaps) == (14.0, "waits of the host for the GPU")
+    # Without the one 1 ms is saved, without both no more than a tenth of 20 ms beyond that.
+    both_ms[2] = (1.0, 2.9, 4.0)
+    found = {one.id: one for one in conclude(causes, *pairs)[0].findings}
+    assert found["slow" if told else "link.transfer"].together_ms is None
+    both = rule("both", cause=("link.transfer", "host.sync")), finding("both", 30.0)
+    (one,) = conclude(causes, both)[0].findings
+    assert (one.message, one.overlaps) == ("It is so.", "")
