@@ -37,25 +37,31 @@ def fail(*given: object, **named: object) -> NoReturn:
     raise ZeroDivisionError("broken on purpose")
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
     for rank, builder in enumerate(parse_lanes(LANES, ranks=2)):
-        builder.write(tmp_path / f"rank-{rank}.json")
-    return tmp_path
+        builder.write(folder / f"rank-{rank}.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(run: Path) -> Diagnosis:
+    """The diagnosis of which nothing fails."""
+    return tracedoc.diagnose([run])
 
 
 def internal_errors(diagnosis: Diagnosis) -> list[str]:
     return [limit.message for limit in diagnosis.limits if limit.code == "internal-error"]
 
 
-def test_every_fact_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_fact_fails_alone(run: Path, whole: Diagnosis, monkeypatch: pytest.MonkeyPatch) -> None:
     """All facts fail at once: each is unknown with its error, and rules over them say error."""
-    measured = tracedoc.diagnose([run])
     for name, definition in CATALOG.items():
         monkeypatch.setitem(CATALOG, name, _with_compute(definition))
     diagnosis = tracedoc.diagnose([run])
     assert len(diagnosis.ranks) == 2
-    assert len(diagnosis.facts) == len(measured.facts)
+    assert len(diagnosis.facts) == len(whole.facts)
     for record in diagnosis.facts.values():
         assert str(record.unknown).startswith("error: ZeroDivisionError")
     assert {verdict.outcome for verdict in diagnosis.verdicts} <= {"error", "not_applicable", "unknown"}
@@ -145,11 +151,13 @@ def test_a_rule_that_failed_is_named_where_no_cause_is(
 
 
 @pytest.mark.parametrize("step", ["_weighed", "_finding"])
-def test_a_rule_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_rule_fails_alone(
+    run: Path, whole: Diagnosis, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     """Each step of judging fails for one rule: that verdict is an error, the others are what they were."""
-    said = tracedoc.diagnose([run]).verdicts
-    whole = {verdict.rule_id: verdict.outcome for verdict in said}
-    broken = next(rule_id for rule_id, outcome in whole.items() if outcome == "finding")
+    said = whole.verdicts
+    outcomes = {verdict.rule_id: verdict.outcome for verdict in said}
+    broken = next(rule_id for rule_id, outcome in outcomes.items() if outcome == "finding")
     module = verdicts if step == "_weighed" else findings
     usual: Callable[..., Any] = getattr(module, step)
 
@@ -164,15 +172,17 @@ def test_a_rule_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, step: st
     assert "broken on purpose" in found[broken].reason
     assert broken not in {finding.rule_id for finding in diagnosis.findings}
     yielding = {one.rule_id for one in said if one.outcome == "yielded" and broken in one.reason}
-    for rule_id, outcome in whole.items():
+    for rule_id, outcome in outcomes.items():
         assert rule_id in {broken, *yielding} or found[rule_id].outcome == outcome
 
 
 @pytest.mark.parametrize("name", terminal.SECTIONS)
-def test_a_part_of_the_text_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_part_of_the_text_fails_alone(
+    whole: Diagnosis, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     from tracedoc.report.view import build_view
 
-    view = build_view(tracedoc.diagnose([run]))
+    view = build_view(whole)
     verdicts = name == "verdicts"
     usual = terminal.render_text(view, next_command="next", verdicts=verdicts)
     monkeypatch.setitem(terminal.SECTIONS, name, fail)
@@ -189,10 +199,11 @@ def test_a_part_of_the_text_fails_alone(run: Path, monkeypatch: pytest.MonkeyPat
         *("kernel_groups", "heat_map", "scatter", "memory_chart", "unit_chart", "step_words", "unchecked"),
     ],
 )
-def test_a_table_of_the_page_fails_alone(run: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    diagnosis = tracedoc.diagnose([run])
+def test_a_table_of_the_page_fails_alone(
+    whole: Diagnosis, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     monkeypatch.setattr(html, name, fail)
-    page = render(diagnosis, "html")
+    page = render(whole, "html")
     assert "failed: ZeroDivisionError: broken on purpose" in page
     assert page.rstrip().endswith("</html>")
 

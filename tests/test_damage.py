@@ -75,7 +75,7 @@ def test_a_rank_that_ended_early_is_left_out_of_a_lone_step(shared_traces: Path,
     assert not [one for one in found.findings if one.topic == "straggler"]
 
 
-@pytest.mark.parametrize("rank", [0, 3, 6])
+@pytest.mark.parametrize("rank", [0, pytest.param(3, marks=pytest.mark.soak), 6])
 def test_a_rank_whose_first_and_last_step_have_no_mark(
     shared_traces: Path, tmp_path: Path, rank: int
 ) -> None:

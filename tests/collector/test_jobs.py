@@ -37,7 +37,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
 def test_every_rank_records_the_steps_asked_for_and_the_job_computes_the_same(
     collect: Collect, alone: Alone
 ) -> None:
-    ran = collect(*job("plain", "30", ranks=2, warm=False))
+    ran = collect(*job("plain", "30", ranks=2))
     # Both ranks print the same words into one pipe, where their line ends may change places.
     expected = "".join(rank.output for rank in alone["plain"])
     assert (ran.code, ran.stdout.replace("\n", "")) == (0, expected.replace("\n", ""))

@@ -80,6 +80,7 @@ def test_capture_budget_is_that_of_hta(
         assert 100 * ours["overlap_frac"] == pytest.approx(theirs["overlap_pctg"], abs=0.006)
 
 
+@pytest.mark.soak
 def test_hta_leaves_out_kernels_that_were_launched_before_the_capture(
     shared_traces: Path, hta: Ask, diagnosis_of: Callable[[Path], dict[str, Any]]
 ) -> None:

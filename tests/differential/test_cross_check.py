@@ -109,7 +109,10 @@ def test_all_differences_of_a_drawn_capture_are_explained(tmp_path: Path):
 
 
 @pytest.mark.usefixtures("with_hta")
-@pytest.mark.parametrize("trace", [MI300, DLRM], ids=lambda path: path.split("/")[0])
+@pytest.mark.parametrize(
+    "trace",
+    [pytest.param(MI300, marks=pytest.mark.soak, id="mi300"), pytest.param(DLRM, id="dlrm")],
+)
 def test_all_differences_of_a_real_capture_are_explained(trace: str, shared_traces: Path):
     result = cross_check(str(shared_traces / trace), "-f", "json")
     (rank,) = json.loads(result.stdout)["ranks"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.collector.conftest import run_alone
 from tracedoc.planner.hardware import Cluster, find_gpu, link_of
 from tracedoc.planner.machine import (
     Gathered,
@@ -89,18 +88,23 @@ def test_two_processes_measure_on_their_cpus(home: Path, tmp_path: Path) -> None
     pytest.importorskip("torch", reason="torch is not installed (make loaders)")
     script = tmp_path / "measured.py"
     script.write_text(
-        "import torch\n"
+        "import os, torch\n"
+        "from functools import partial\n"
         "from tracedoc.cli.plan import measure as m\n"
         "m.MODEL_WIDTH = m.MLP_WIDTH = m.TOKENS['cpu'] = 32\n"
         "m.COPIED_BYTES, m.GATHERED_BYTES, m.LATENCY_BYTES = 1 << 16, 1 << 18, 1 << 10\n"
         "m.PRODUCT_SECONDS = 0.0\n"
+        "rank = int(os.environ['RANK'])\n"
+        "os.environ['LOCAL_RANK'] = str(rank)\n"
+        "meet = partial(torch.distributed.init_process_group, rank=rank, world_size=2)\n"
+        "torch.distributed.init_process_group = partial(meet, init_method=os.environ['MEETING'])\n"
         "print(m.measured(), end='')\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.stdout.startswith("cpu: products "), done.stderr
+    meeting = f"file://{tmp_path / 'meeting'}"
+    ranks = run_alone({"measured": ([str(script)], 2)}, tmp_path, LOCAL_WORLD_SIZE="2", MEETING=meeting)
+    first, second = ranks["measured"]
+    assert "cpu: products " in first.output, first.output
+    assert "products" not in second.output
     machine = this_machine()
     assert machine is not None
     assert [one.gpus for one in machine.gathered] == [2]

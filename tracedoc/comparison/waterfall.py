@@ -5,23 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import msgspec
-from msgspec.structs import replace
 
 from tracedoc.diagnosis import Budget, BudgetLocation, Diagnosis
-from tracedoc.idle_causes import WORDS
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.tables import KernelRow
-from tracedoc.units import format_bytes, format_ms, format_ranges
-
-_HOST = (
-    *("launch", "operator", "optimizer", "dispatch", "python", "sync", "allocator"),
-    *("loading", "compile", "gc", "profiler"),
-)
-_SPLIT_ALIKE = 0.1
-"""Transfer and waiting are compared where as much of them is split on both sides, but for this share."""
-
-_LEAST_UNSPLIT = 0.02
-"""Less than this share of the step that is not split moves no other part by more."""
+from tracedoc.units import format_bytes, format_ranges
 
 _SAME_CALLS = 0.02
 """A kernel counts as the same on both sides if its calls differ by no more than this share."""
@@ -29,16 +17,13 @@ _SAME_CALLS = 0.02
 _LEAST_COST = 0.02
 """A rank that costs the others this share of the step is one that they wait for."""
 
-_LEAST_IDLE = 0.01
-"""Causes of idle time below this share of the longer step are not named."""
-
 _OF_BUDGET = (
-    ("transfer", "exposed transfer", "exposed_transfer_ms"),
-    ("wait", "waiting for peers", "exposed_wait_ms"),
-    ("pipeline", "waiting in the pipeline", "pipeline_wait_ms"),
-    ("unsplit", "exposed communication (transfer or waiting)", "exposed_comm_unsplit_ms"),
+    ("compute", "compute", "compute_ms"),
+    ("communication", "exposed communication", "exposed_comm_ms"),
     ("copy", "exposed copies and offload", "exposed_copy_ms"),
+    ("idle", "idle time", "idle_ms"),
 )
+"""The parts into which every budget splits exactly, whatever its capture can tell apart."""
 
 
 class WaterfallPart(msgspec.Struct, frozen=True):
@@ -94,49 +79,15 @@ def waterfall(base: Diagnosis, head: Diagnosis, work_frac: float = 1.0) -> Water
 def _parts(
     base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, work: float
 ) -> Iterator[WaterfallPart]:
-    yield from _compute(base, head, before, after, work=work)
-    if _split_unlike(before, after):
-        # What one side cannot separate is no change of either part.
-        before, after = _joined(before), _joined(after)
+    waits_more = head if after.exposed_comm_ms > before.exposed_comm_ms * work else base
+    evidence = {
+        "compute": kernel_words(base, head, work),
+        "communication": "; ".join(filter(None, (transfer_words(base, head), waiting_words(waits_more)))),
+        "copy": offload_words(base, head),
+        "idle": workers_words(base, head),
+    }
     for key, label, name in _OF_BUDGET:
-        ideal, measured = getattr(before, name) * work, getattr(after, name)
-        yield _of(key, label, ideal, measured, _words(key, base, head, more=measured > ideal))
-    rest_before, rest_after = before.idle_ms * work, after.idle_ms
-    for key, label, causes in (("input", "input", ("input",)), ("host", "host and launches", _HOST)):
-        ideal, measured = _causes(before, causes) * work, _causes(after, causes)
-        rest_before, rest_after = rest_before - ideal, rest_after - measured
-        words = workers_words(base, head) if key == "input" else idle_words(before, after, causes)
-        yield _of(key, label, ideal, measured, words)
-    named = {*_HOST, "input"}
-    others = tuple(cause for cause in {**before.idle_causes_ms, **after.idle_causes_ms} if cause not in named)
-    yield _of("idle", "other idle time", rest_before, rest_after, idle_words(before, after, others))
-
-
-def _compute(
-    base: Diagnosis, head: Diagnosis, before: Budget, after: Budget, *, work: float
-) -> Iterator[WaterfallPart]:
-    """Yield compute, split by what is known of both analysed steps: kernels by name, recomputation."""
-    sides = ((before, base.budget), (after, head.budget))
-    analysed = all(
-        own and abs(one.compute_ms - own.compute_ms) <= _SAME_COMPUTE * own.compute_ms for one, own in sides
-    )
-    if not analysed or not base.detail.kernels or not head.detail.kernels:
-        yield _of("compute", "compute", before.compute_ms * work, after.compute_ms)
-        return
-    old, new = _kernels(base), _kernels(head)
-    slower, words = _same_kernels(old, new, work)
-    yield WaterfallPart(
-        "slower-kernels", "compute: the same kernels, slower or faster", 0.0, slower, slower, words
-    )
-    again_before, again_after = _recomputed(base) * work, _recomputed(head)
-    if bool(again_before) != bool(again_after):
-        # Kernels that only one side runs again have other numbers of calls: they are not among the same.
-        yield _of("recompute", "compute: recomputation", again_before, again_after)
-    else:
-        again_before = again_after = 0.0
-    ideal = before.compute_ms * work - again_before
-    rest = after.compute_ms - slower - again_after
-    yield _of("compute", "compute: more, fewer or other kernels", ideal, rest, _other_kernels(old, new, work))
+        yield _of(key, label, getattr(before, name) * work, getattr(after, name), evidence[key])
 
 
 def _kernels(side: Diagnosis) -> dict[str, KernelRow]:
@@ -149,62 +100,26 @@ def kernel_words(base: Diagnosis, head: Diagnosis, work: float) -> str:
     old, new = _kernels(base), _kernels(head)
     if not old or not new:
         return ""
-    words = (_same_kernels(old, new, work)[1], _other_kernels(old, new, work))
+    words = (_same_kernels(old, new, work), _other_kernels(old, new, work))
     return "; ".join(filter(None, words))
-
-
-def _split_unlike(before: Budget, after: Budget) -> bool:
-    """True where one side separates transfer from waiting, the other does not, and it matters."""
-    unknown = max(before.exposed_comm_unsplit_ms, after.exposed_comm_unsplit_ms)
-    matters = unknown > _LEAST_UNSPLIT * max(before.step_ms, after.step_ms)
-    return matters and abs(_unsplit_share(before) - _unsplit_share(after)) > _SPLIT_ALIKE
-
-
-def _unsplit_share(budget: Budget) -> float:
-    """The share of exposed communication that is not split, 0 to 1; 0 without any."""
-    both = budget.exposed_transfer_ms + budget.exposed_wait_ms + budget.exposed_comm_unsplit_ms
-    return budget.exposed_comm_unsplit_ms / both if both > 0 else 0.0
-
-
-def _joined(budget: Budget) -> Budget:
-    """Return a budget whose transfer and waiting are one."""
-    both = budget.exposed_transfer_ms + budget.exposed_wait_ms + budget.exposed_comm_unsplit_ms
-    return replace(budget, exposed_transfer_ms=0.0, exposed_wait_ms=0.0, exposed_comm_unsplit_ms=both)
-
-
-def _words(key: str, base: Diagnosis, head: Diagnosis, *, more: bool) -> str:
-    if key == "transfer":
-        return transfer_words(base, head)
-    if key == "copy":
-        return offload_words(base, head)
-    return waiting_words(head if more else base) if key in ("wait", "unsplit") else ""
 
 
 def _of(key: str, label: str, ideal: float, measured: float, evidence: str = "") -> WaterfallPart:
     return WaterfallPart(key, label, ideal, measured, measured - ideal, evidence)
 
 
-def _causes(budget: Budget, causes: tuple[str, ...]) -> float:
-    return sum(budget.idle_causes_ms.get(cause, 0.0) for cause in causes)
-
-
-def _recomputed(side: Diagnosis) -> float:
-    return sum(row.compute_ms for row in side.detail.phases if row.phase == "recompute")
-
-
-def _same_kernels(old: dict[str, KernelRow], new: dict[str, KernelRow], work: float) -> tuple[float, str]:
-    """The ms by which kernels of the same name and number take longer, and the one that changed most."""
+def _same_kernels(old: dict[str, KernelRow], new: dict[str, KernelRow], work: float) -> str:
+    """The kernel that changed most of those with one name and as many calls on both sides."""
     changes = [
         (row.time_ms - old[name].time_ms * work, name)
         for name, row in new.items()
         if name in old and _as_many(old[name], row)
     ]
-    slower = sum((one for one, _ in changes), 0.0)
     change, name = max(changes, key=lambda pair: abs(pair[0]), default=(0.0, ""))
     if not change:
-        return slower, ""
+        return ""
     was, now = old[name].time_ms * work, new[name].time_ms
-    return slower, f"most of it {name}: {was:.3g} -> {now:.3g} ms"
+    return f"most of it {name}: {was:.3g} -> {now:.3g} ms"
 
 
 def _other_kernels(old: dict[str, KernelRow], new: dict[str, KernelRow], work: float) -> str:
@@ -225,11 +140,6 @@ def _other_kernels(old: dict[str, KernelRow], new: dict[str, KernelRow], work: f
 
 def _as_many(old: KernelRow, new: KernelRow) -> bool:
     return abs(new.calls - old.calls) <= _SAME_CALLS * new.calls
-
-
-_SAME_COMPUTE = 0.02
-"""Kernels are listed of the rank that stands for the run; of another one that computes as long they are the
-same."""
 
 
 def compared_budget(diagnosis: Diagnosis) -> Budget | None:
@@ -296,18 +206,6 @@ def waiting_words(side: Diagnosis) -> str:
     if isinstance(code, str) and code not in ("", "none"):
         words.append(f"it is late in {code}")
     return "; ".join(words)
-
-
-def idle_words(before: Budget, after: Budget, causes: tuple[str, ...]) -> str:
-    """Return the causes of idle time that changed, with their time on both sides."""
-    least = _LEAST_IDLE * max(before.step_ms, after.step_ms)
-    pairs = [(one, before.idle_causes_ms.get(one, 0.0), after.idle_causes_ms.get(one, 0.0)) for one in causes]
-    pairs = [pair for pair in pairs if abs(pair[2] - pair[1]) >= least]
-    pairs.sort(key=lambda pair: -abs(pair[2] - pair[1]))
-    return ", ".join(
-        f"{WORDS[one].idle if one in WORDS else one}: {format_ms(old)} -> {format_ms(new)}"
-        for one, old, new in pairs[:2]
-    )
 
 
 def workers_words(base: Diagnosis, head: Diagnosis) -> str:

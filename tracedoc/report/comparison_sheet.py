@@ -172,12 +172,10 @@ def _parts(found: RunComparison) -> SheetTable:
         if max(abs(part.ideal_ms), abs(part.measured_ms), abs(part.change_ms)) < least:
             small += part.change_ms
             continue
-        ideal_ms, measured_ms = format_ms(part.ideal_ms), format_ms(part.measured_ms)
-        if part.key == "slower-kernels":
-            ideal_ms = measured_ms = ""  # their time is in the next row
         # Evidence of a part that did not move explains nothing.
         words = part.evidence if abs(part.change_ms) >= least else ""
-        rows.append((part.label, ideal_ms, measured_ms, signed(part.change_ms), words))
+        times = map(format_ms, (part.ideal_ms, part.measured_ms))
+        rows.append((part.label, *times, signed(part.change_ms), words))
     if small:
         rows.append(("smaller parts", "", "", signed(small), ""))
     total = fall.measured_ms - fall.ideal_ms

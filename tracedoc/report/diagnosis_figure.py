@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.charts import PathStretch, Picture, PictureRow
+from tracedoc.charts import PathStretch, Picture, PictureRow, Waits
 from tracedoc.diagnosis import Diagnosis, RankReport
 from tracedoc.errors import InputError
 from tracedoc.report.charts.bars import by_cause
@@ -25,9 +25,6 @@ from tracedoc.units import format_ms
 
 NUMBERED_FINDINGS = 3
 """Findings that are numbered in the timeline."""
-
-HEAT_MAP_STEPS = 120
-"""Steps of the heat map, the first ones."""
 
 MOST_ROWS = 64
 """Ranks that a figure shows, the first ones."""
@@ -95,12 +92,13 @@ def _panels(view: View) -> list[tuple[float, Panel]]:
     budgets = [report for report in view.diagnosis.ranks if _drawable(report)][:MOST_ROWS]
     if budgets:
         panels.append((_height(len(budgets)) + 0.9, lambda axis: _budgets(axis, budgets)))
-    waits = _wait_table(view.diagnosis.ranks)
+    waits = view.diagnosis.detail.waits
+    table = _wait_table(waits)
     if panels:
         lines = -(-(len(_words(view)) + 1) // _LEGEND_COLUMNS)
         panels.append((0.15 + 0.19 * lines, lambda axis: _legend(axis, view)))
-    if waits is not None:
-        panels.append((_height(len(waits[0])) + 0.7, lambda axis: _heat_map(axis, *waits)))
+    if waits is not None and table is not None:
+        panels.append((_height(len(table)) + 0.7, lambda axis: _heat_map(axis, waits, table)))
     return panels
 
 
@@ -227,28 +225,16 @@ def _budgets(axis: Any, reports: Sequence[RankReport]) -> None:
 # -- who waits in which step
 
 
-def _wait_table(
-    reports: Sequence[RankReport],
-) -> tuple[list[int], list[int], npt.NDArray[np.float64]] | None:
-    """Return ranks, steps and exposed waiting in ms, NaN where unknown; ``None`` where nobody waits."""
-    ranks = [report for report in reports if report.steps][:MOST_ROWS]
-    steps = sorted({step.index for report in ranks for step in report.steps if step.complete})[
-        :HEAT_MAP_STEPS
-    ]
-    if len(ranks) < 2 or not steps:
+def _wait_table(waits: Waits | None) -> npt.NDArray[np.float64] | None:
+    """Exposed waiting in ms by rank and step, NaN where unknown; ``None`` where nobody waits."""
+    if waits is None or len(waits.ranks) < 2 or len({len(waits.steps), *map(len, waits.wait_ms)}) > 1:
         return None
-    table = np.full((len(ranks), len(steps)), np.nan)
-    place = {index: at for at, index in enumerate(steps)}
-    for at, report in enumerate(ranks):
-        for step in report.steps:
-            if step.index in place and 0 <= step.exposed_wait_ms < LATEST_MS:
-                table[at, place[step.index]] = step.exposed_wait_ms
-    if not np.nansum(table) > 0:
-        return None
-    return [report.rank for report in ranks], steps, table
+    table = np.array(waits.wait_ms[:MOST_ROWS], dtype=np.float64)
+    table[~((table >= 0) & (table < LATEST_MS))] = np.nan
+    return table if np.nansum(table) > 0 else None
 
 
-def _heat_map(axis: Any, ranks: list[int], steps: list[int], table: npt.NDArray[np.float64]) -> None:
+def _heat_map(axis: Any, waits: Waits, table: npt.NDArray[np.float64]) -> None:
     from matplotlib.colors import LinearSegmentedColormap
 
     shades = LinearSegmentedColormap.from_list("waits", [colours()["paper"], colours()["wait"], "#5f2c00"])
@@ -265,9 +251,8 @@ def _heat_map(axis: Any, ranks: list[int], steps: list[int], table: npt.NDArray[
                     column, row, format_ms(ms).removesuffix(" ms"), ha="center", va="center", fontsize=7,
                     color="white" if dark else colours()["ink"],
                 )  # fmt: skip
-    shown = range(0, len(steps), max(1, len(steps) // 20))
-    axis.set_xticks(list(shown), [str(steps[at]) for at in shown])
-    _rank_labels(axis, ranks, set())
+    axis.set_xticks(range(len(waits.steps)), map(str, waits.steps))
+    _rank_labels(axis, waits.ranks[: len(table)], set())
     _heading(axis, "Exposed waiting for peers, by rank and step", "step")
 
 

@@ -76,8 +76,9 @@ def _plain(value: Any) -> Any:
 def _packed(column: npt.NDArray[Any]) -> bytes:
     """Return a column as zlib packs it best: differences, first all their lowest bytes, then the next."""
     bits = np.ascontiguousarray(column).reshape(-1).view(f"u{column.itemsize}")
-    differences = np.diff(bits, prepend=bits.dtype.type(0)).view(np.uint8)
-    return bytes(differences.reshape(-1, column.itemsize).T.tobytes())
+    differences = bits.copy()
+    differences[1:] -= bits[:-1]
+    return differences.view(np.uint8).reshape(-1, column.itemsize).T.tobytes()
 
 
 def _column(kind: Any, value: Any) -> npt.NDArray[Any]:

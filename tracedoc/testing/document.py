@@ -315,18 +315,16 @@ def _us(ns: int) -> str:
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
-_encoded = json.JSONEncoder().encode
-
-
 @lru_cache(maxsize=4096)
 def _quoted(name: str) -> str:
     """A name as JSON: few names make up most of a trace."""
-    return _encoded(name)
+    return json.dumps(name)
 
 
 def _complete(event: Event, offset_ns: int) -> str:
+    args = msgspec.json.format(msgspec.json.encode(event.args), indent=0)
     return (
         f'{{"ph": "X", "cat": "{event.category}", "name": {_quoted(event.name)}, "pid": {event.pid},'
         f' "tid": {event.tid}, "ts": {_us(event.start_ns + offset_ns)}, "dur": {_us(event.duration_ns)},'
-        f' "args": {_encoded(event.args)}}}'
+        f' "args": {args.decode()}}}'
     )
