@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,20 +11,28 @@ from click.testing import CliRunner
 import tracedoc
 from tracedoc.cli import main
 from tracedoc.errors import InputError
+from tracedoc.judge.budgets import parse_budgets
+from tracedoc.judge.load import load_rules
+from tracedoc.pipeline import Measured, judge, measure
+from tracedoc.topics import load_facts
 
 RUN = "synthetic_fsdp2_healthy"
 FINE = "synthetic_fsdp2_fine_wrapping"
 
 
+@cache
+def measured(path: Path) -> Measured:
+    return measure([path])
+
+
 def judged(sample_traces: Path, *budgets: str) -> list[tuple[str, float | None]]:
-    options = tracedoc.Options(budgets=budgets, replay=False)
-    return [
-        (check.outcome, check.value) for check in tracedoc.diagnose([sample_traces / RUN], options).budgets
-    ]
+    asked = parse_budgets(budgets, load_facts())
+    found = judge(measured(sample_traces / RUN), load_rules(), replay=False, budgets=asked)
+    return [(check.outcome, check.value) for check in found.budgets]
 
 
 def test_budget_compares_the_fact_of_the_rank_that_stands_for_the_run(sample_traces: Path):
-    step = tracedoc.diagnose([sample_traces / RUN], tracedoc.Options(replay=False)).facts["step_ms"].value
+    step = measured(sample_traces / RUN).measurements.facts["step_ms"].value
     assert isinstance(step, float)
     assert judged(sample_traces, f"step_ms <= {step + 1}", f"step_ms < {step / 2}") == [
         ("met", step),
@@ -67,8 +76,8 @@ def test_budget_may_name_a_cause_or_a_family_of_them(sample_traces: Path):
 
 
 def test_without_a_ledger_what_a_cause_costs_is_unknown(sample_traces: Path):
-    options = tracedoc.Options(budgets=("cause.link.share <= 0.1",), replay=False)
-    (check,) = tracedoc.diagnose([sample_traces / RUN], options).budgets
+    asked = parse_budgets(("cause.link.share <= 0.1",), load_facts())
+    (check,) = judge(measured(sample_traces / RUN), load_rules(), replay=False, budgets=asked).budgets
     assert (check.outcome, check.value) == ("unknown", None)
     assert check.reason == "what each cause costs is not known of this run"
 
