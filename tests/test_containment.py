@@ -151,9 +151,7 @@ def test_a_rule_that_failed_is_named_where_no_cause_is(
 
 
 @pytest.mark.parametrize("step", ["_weighed", "_finding"])
-def test_a_rule_fails_alone(
-    run: Path, whole: Diagnosis, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+def test_a_rule_fails_alone(run: Path, whole: Diagnosis, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Each step of judging fails for one rule: that verdict is an error, the others are what they were."""
     said = whole.verdicts
     outcomes = {verdict.rule_id: verdict.outcome for verdict in said}
@@ -177,9 +175,7 @@ def test_a_rule_fails_alone(
 
 
 @pytest.mark.parametrize("name", terminal.SECTIONS)
-def test_a_part_of_the_text_fails_alone(
-    whole: Diagnosis, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_part_of_the_text_fails_alone(whole: Diagnosis, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from tracedoc.report.view import build_view
 
     view = build_view(whole)
