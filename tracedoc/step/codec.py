@@ -78,7 +78,7 @@ def _packed(column: npt.NDArray[Any]) -> bytes:
     bits = np.ascontiguousarray(column).reshape(-1).view(f"u{column.itemsize}")
     differences = bits.copy()
     differences[1:] -= bits[:-1]
-    return differences.view(np.uint8).reshape(-1, column.itemsize).T.tobytes()
+    return bytes(differences.view(np.uint8).reshape(-1, column.itemsize).T.tobytes())
 
 
 def _column(kind: Any, value: Any) -> npt.NDArray[Any]:
