@@ -105,6 +105,12 @@ LISTED = [
     ("h200", "NVIDIA H200", 132, (9, 0)),
     ("b200", "NVIDIA B200", 148, (10, 0)),
     ("rtx 5090", "NVIDIA GeForce RTX 5090", 170, (12, 0)),
+    ("mi250x", "AMD Instinct MI250X", 110, (9, 0)),
+    ("mi210", "AMD Radeon Graphics", 104, (9, 0)),
+    ("mi300x", "AMD Instinct MI300X", 304, (9, 4)),
+    ("mi325x", "AMD Instinct MI325X", 304, (9, 4)),
+    ("mi350x", "AMD Instinct MI350X", 256, (9, 5)),
+    ("mi355x", "AMD Instinct MI355X", 256, (9, 5)),
 ]
 
 
@@ -112,7 +118,8 @@ LISTED = [
 def test_ranges_by_capability_hold_what_data_sheets_say(listed: tuple) -> None:
     """The table of multiprocessors is for devices that are not listed; of those that are it must be right."""
     key, name, count, capability = listed
-    peak, one = DEVICE_PEAKS[key], multiprocessor(name, *capability)
+    vendor = "amd" if "AMD" in name else "nvidia"
+    peak, one = DEVICE_PEAKS[key], multiprocessor(vendor, name, *capability, 64 << 30)
     assert one is not None
     slow, fast = (count * one.tensor * ghz / 1e3 for ghz in one.clock_ghz)
     assert slow * 0.99 <= peak.fp16_tflops <= fast * 1.01
@@ -123,12 +130,36 @@ def test_ranges_by_capability_hold_what_data_sheets_say(listed: tuple) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "capability"),
+    ("vendor", "name", "capability"),
     [
-        ("NVIDIA GeForce GTX 1660", (7, 5)),
-        ("NVIDIA GeForce RTX 4090 Laptop GPU", (8, 9)),
-        ("NVIDIA Thor", (11, 0)),
+        ("nvidia", "NVIDIA GeForce GTX 1660", (7, 5)),
+        ("nvidia", "NVIDIA GeForce RTX 2070 with Max-Q Design", (7, 5)),
+        ("nvidia", "Quadro RTX 5000 Laptop GPU", (7, 5)),
+        ("nvidia", "NVIDIA Thor", (11, 0)),
+        ("amd", "AMD Instinct MI100", (9, 0)),
+        ("amd", "Radeon RX 7900 XTX", (11, 0)),
+        ("amd", "AMD Radeon RX 9070 XT", (12, 0)),
     ],
 )
-def test_devices_of_which_a_capability_says_nothing(name: str, capability: tuple) -> None:
-    assert multiprocessor(name, *capability) is None
+def test_devices_of_which_a_capability_says_nothing(vendor: str, name: str, capability: tuple) -> None:
+    assert multiprocessor(vendor, name, *capability, 32 << 30) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "capability", "tflops", "gbps"),
+    [
+        # 30 multiprocessors of 512 operations at 1.283 to 1.703 GHz, 76 at 1.455 to 2.04, 26 at 1.455 to 2.5
+        ("NVIDIA GeForce RTX 3060 Laptop GPU", 30, (8, 6), (19.7, 26.2), 336),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 76, (8, 9), (56.6, 79.4), 576),
+        ("NVIDIA GeForce RTX 5060 Laptop GPU", 26, (12, 0), (19.4, 33.2), 384),
+    ],
+)
+def test_a_laptop_has_the_range_of_all_power_limits(
+    name: str, count: int, capability: tuple, tflops: tuple[float, float], gbps: float
+) -> None:
+    one = multiprocessor("nvidia", name, *capability)
+    assert one is not None
+    slow, fast = (count * one.tensor * ghz / 1e3 for ghz in one.clock_ghz)
+    assert slow <= tflops[0] < tflops[1] <= fast
+    narrow, wide = (count * each for each in one.memory_gbps)
+    assert narrow <= gbps <= wide

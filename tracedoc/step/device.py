@@ -73,20 +73,29 @@ def _judged(timeline: RankTimeline) -> Device | None:
     """What the trace says of the judged device."""
     devices = timeline.trace.info.devices
     mine = [one for one in devices if one.index == timeline.device] or devices[:1]
-    return mine[0] if mine and timeline.trace.info.vendor == "nvidia" else None
+    return mine[0] if mine else None
 
 
 def _multiprocessor(timeline: RankTimeline) -> Multiprocessor | None:
-    device = _judged(timeline)
-    if device is None:
+    one, vendor = _judged(timeline), timeline.trace.info.vendor
+    if one is None:
         return None
-    return multiprocessor(device.name, device.compute_major or 0, device.compute_minor or 0)
+    capability = one.compute_major or 0, one.compute_minor or 0
+    return multiprocessor(vendor, one.name, *capability, one.memory_bytes or 0)
+
+
+AMPERE = 8
+"""NVIDIA's compute capability from which on tensor cores know bf16 and TF32."""
 
 
 def is_before_ampere(timeline: RankTimeline) -> bool:
     """True for a device of NVIDIA whose tensor cores know neither bf16 nor TF32."""
     device = _judged(timeline)
-    return device is not None and 0 < (device.compute_major or 0) < AMPERE
+    return (
+        device is not None
+        and timeline.trace.info.vendor == "nvidia"
+        and 0 < (device.compute_major or 0) < AMPERE
+    )
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -123,29 +132,22 @@ def device_rates(timeline: RankTimeline) -> tuple[Rates, Rates] | Unknown:
     if device is None or one is None or not device.multiprocessors:
         return peak
     (slow, fast), (narrow, wide) = one.clock_ghz, one.memory_gbps
-    return (
-        _rates(_peak_of(device, one, fast, wide), most),
-        _rates(_peak_of(device, one, slow, narrow), least),
-    )
+    count = device.multiprocessors
+    return _rates(_peak_of(one, count, fast, wide), most), _rates(_peak_of(one, count, slow, narrow), least)
 
 
-def _peak_of(device: Device, one: Multiprocessor, ghz: float, gbps: float) -> DevicePeak:
-    """The peaks of a device by its multiprocessors, at a clock and with so much bandwidth for each."""
-    count = device.multiprocessors or 0
-    half, ampere = count * one.tensor * ghz / 1e3, (device.compute_major or 0) >= AMPERE
+def _peak_of(one: Multiprocessor, count: int, ghz: float, gbps: float) -> DevicePeak:
+    """The peaks of a device of so many multiprocessors, at a clock and with so much bandwidth for each."""
+    half = count * one.tensor * ghz / 1e3
     return DevicePeak(
-        bf16_tflops=half if ampere else None,
+        bf16_tflops=half if one.bf16 else None,
         fp16_tflops=half,
-        tf32_tflops=half / 2 if ampere else None,
-        fp8_tflops=half * 2 if (device.compute_major, device.compute_minor) >= ADA else None,
+        tf32_tflops=one.tf32 * half,
+        fp8_tflops=one.fp8 * half,
         fp32_tflops=count * one.plain * ghz / 1e3,
         hbm_gbps=count * gbps,
         link_gbps=None,
     )
-
-
-AMPERE, ADA = 8, (8, 9)
-"""Compute capabilities from which on tensor cores know bf16 and TF32, and fp8."""
 
 
 def _rates(peak: DevicePeak, share: float) -> Rates:

@@ -96,49 +96,78 @@ DEVICE_PEAKS: dict[str, DevicePeak] = {
 """Peaks by the words that a device name must hold; the entry with most words wins."""
 
 
-class Multiprocessor(msgspec.Struct, frozen=True):
-    """What one multiprocessor of a compute capability does, for devices that are not in the table.
+Range = tuple[float, float]
 
-    ``tensor`` and ``plain`` are operations a clock in 16 bits, dense, and in fp32 outside the tensor cores.
-    ``clock_ghz`` and ``memory_gbps`` are the least and the most that devices of the capability have, which a
+
+class Multiprocessor(msgspec.Struct, frozen=True):
+    """What one multiprocessor (a compute unit of AMD's) of a kind does, for devices that are not listed.
+
+    ``tensor`` and ``plain`` are operations a clock in 16 bits, dense, and in fp32 outside the tensor cores;
+    TF32 and fp8 run at so many times the rate of 16 bits, at 0 where they are not supported.
+    ``clock_ghz`` and ``memory_gbps`` are the least and the most that devices of the kind have, which a
     trace does not tell: the boost clock, and what of the memory's bandwidth comes to a multiprocessor.
     """
 
     tensor: int
     plain: int
-    clock_ghz: tuple[float, float]
-    memory_gbps: tuple[float, float]
+    clock_ghz: Range
+    memory_gbps: Range
+    tf32: float = 0.5
+    fp8: float = 2.0
+    bf16: bool = True
 
 
-MULTIPROCESSORS: dict[tuple[int, int], Multiprocessor] = {
-    (7, 0): Multiprocessor(1024, 128, (1.38, 1.63), (8.2, 14.2)),
-    (7, 5): Multiprocessor(1024, 128, (1.36, 1.77), (8.0, 12.5)),
-    (8, 0): Multiprocessor(2048, 128, (1.41, 1.44), (14.4, 18.9)),
-    (8, 6): Multiprocessor(1024, 256, (1.2, 1.86), (8.2, 20.0)),
-    (8, 9): Multiprocessor(1024, 256, (1.56, 2.61), (5.1, 11.4)),
-    (9, 0): Multiprocessor(4096, 256, (1.54, 1.98), (17.5, 37.5)),
-    (10, 0): Multiprocessor(8192, 256, (1.83, 2.07), (50.0, 55.0)),
-    (12, 0): Multiprocessor(1024, 256, (2.3, 2.64), (9.2, 16.0)),
+MULTIPROCESSORS: dict[tuple[str, int, int], Multiprocessor] = {
+    ("nvidia", 7, 0): Multiprocessor(1024, 128, (1.38, 1.63), (8.2, 14.2), 0.0, 0.0, bf16=False),
+    ("nvidia", 7, 5): Multiprocessor(1024, 128, (1.36, 1.77), (8.0, 12.5), 0.0, 0.0, bf16=False),
+    ("nvidia", 8, 0): Multiprocessor(2048, 128, (1.41, 1.44), (14.4, 18.9), fp8=0.0),
+    ("nvidia", 8, 6): Multiprocessor(1024, 256, (1.2, 1.86), (8.2, 20.0), fp8=0.0),
+    ("nvidia", 8, 9): Multiprocessor(1024, 256, (1.56, 2.61), (5.1, 11.4)),
+    ("nvidia", 9, 0): Multiprocessor(4096, 256, (1.54, 1.98), (17.5, 37.5)),
+    ("nvidia", 10, 0): Multiprocessor(8192, 256, (1.83, 2.07), (50.0, 55.0)),
+    ("nvidia", 12, 0): Multiprocessor(1024, 256, (2.3, 2.64), (9.2, 16.0)),
+    ("amd", 9, 0): Multiprocessor(1024, 256, (1.7, 1.7), (14.8, 15.8), 0.0, 0.0),
+    ("amd", 9, 4): Multiprocessor(2048, 256, (2.1, 2.1), (17.4, 66.3)),
+    ("amd", 9, 5): Multiprocessor(4096, 256, (2.2, 2.4), (31.2, 31.3), 0.0),
 }
-"""Multiprocessors by compute capability.
+"""Multiprocessors by vendor and compute capability.
 
-Operations are from NVIDIA's papers on the architectures, clocks and bandwidths from the data sheets of the
+Operations are from the makers' papers on the architectures, clocks and bandwidths from the data sheets of the
 smallest and the largest devices of each: V100 to Titan V, T4 to RTX 8000, A100 to A30, A2 and RTX A2000 to
-RTX 3090 Ti, L4 to RTX 4060, H100 PCIe to H200, B200, RTX 5050 to RTX PRO 6000.
+RTX 3090 Ti, L4 to RTX 4060, H100 PCIe to H200, B200, RTX 5050 to RTX PRO 6000; MI250X to MI210, MI300X to
+MI308X, MI350X to MI355X. Radeon cards are not here: what their fp32 units reach is not published.
 """
+
+LAPTOPS: dict[tuple[int, int], tuple[Range, Range]] = {
+    (8, 6): ((1.03, 1.74), (7.0, 12.0)),
+    (8, 9): ((1.23, 2.37), (7.1, 10.7)),
+    (12, 0): ((1.42, 2.67), (10.6, 19.2)),
+}
+"""Clock and bandwidth of multiprocessors in laptops, by NVIDIA's lists of GeForce laptops of the 30, 40 and
+50 series: the least boost clock is that of the tightest power limit, the most that of the widest."""
+
+CDNA2_BYTES = 60_000_000_000
+"""Devices of AMD's capability 9.0 with less memory are of older kinds, with other matrix cores."""
 
 GEFORCE_TENSOR = 1 / 2
 """Cards for gaming since Turing add up in fp32 at this part of the rate of those for work."""
 
 
-def multiprocessor(name: str, major: int, minor: int) -> Multiprocessor | None:
-    """Return the multiprocessor of a device of NVIDIA by its compute capability, ``None`` if not known.
+def multiprocessor(vendor: str, name: str, major: int, minor: int, nbytes: int = 0) -> Multiprocessor | None:
+    """Return the multiprocessor of a device by its compute capability and memory, ``None`` if not known.
 
-    Of laptops, whose clocks are their makers' choice, nothing is known, nor of Turing without tensor cores.
+    Nothing is known of older laptops, nor of Turing without tensor cores.
     """
-    found, words = MULTIPROCESSORS.get((major, minor)), _words(name)
-    if found is None or words & {"gtx", "laptop", "max", "mobile"}:
+    found, words = MULTIPROCESSORS.get((vendor, major, minor)), _words(name)
+    if found is None or words & {"gtx", "max", "mobile"}:
         return None
+    if vendor == "amd":
+        return found if (major, minor) != (9, 0) or nbytes >= CDNA2_BYTES else None
+    if "laptop" in words:
+        if (major, minor) not in LAPTOPS:
+            return None
+        clock, memory = LAPTOPS[major, minor]
+        found = msgspec.structs.replace(found, clock_ghz=clock, memory_gbps=memory)
     if (major, minor) < (7, 5) or "geforce" not in words:
         return found
     return msgspec.structs.replace(found, tensor=round(found.tensor * GEFORCE_TENSOR))
