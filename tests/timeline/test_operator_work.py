@@ -205,8 +205,8 @@ def test_shapes_are_kept_of_what_is_counted() -> None:
     assert [name for name, *_ in CASES if not _SHAPED_OPS.match(name)] == []
 
 
-# GFLOP and MiB that TraceLens publishes for a call in this trace
-# (tests/traces/mi300/resnet_act_checkpoint_recompute_perf_report_csvs of AMD-AGI/TraceLens, MIT licence).
+# GFLOP and MiB that TraceLens publishes for a call in these traces (resnet_act_checkpoint_recompute on MI300X
+# and gaunernst_bert-small-uncased on H100 in tests/traces of AMD-AGI/TraceLens, MIT licence).
 PUBLISHED = [
     ("aten::mm", [[10, 1000], [1000, 512]], 0.01024, 1.005401611328125),
     ("aten::addmm", [[1000], [10, 512], [512, 1000]], 0.01025, 1.0073089599609375),
@@ -227,6 +227,17 @@ PUBLISHED = [
     ("aten::native_batch_norm_backward", [[10, 64, 56, 56]] * 2, 0.01806336 * 13 / 9, 11.48486328125),
     ("aten::native_batch_norm_backward", [[10, 64, 112, 112]] * 2, 0.07225344 * 13 / 9, 45.93798828125),
 ]  # fmt: skip
+PUBLISHED_H100 = [
+    ("aten::addmm", [[512], [141, 512], [512, 512]], 0.0739968, 0.7763671875),
+    ("aten::addmm", [[30522], [141, 512], [512, 30522]], 4.41119205, 38.211021423339844),
+    ("aten::addmm", [[512], [141, 2048], [2048, 512]], 0.295770624, 2.689453125),
+    ("aten::addmm", [[2048], [141, 512], [512, 2048]], 0.2959872, 2.6923828125),
+    ("aten::_flash_attention_forward", [[1, 141, 8, 64]] * 3, 0.040716288, 0.55078125),
+    ("aten::add", [[1, 141, 512]] * 2, 7.2192e-05, 0.4130859375),
+    ("aten::add_", [[1, 141, 512]] * 2, 7.2192e-05, 0.4130859375),
+    # TraceLens counts 12 bytes a channel, as a batch norm's; a layer norm reads a weight and a bias of 2.
+    ("aten::native_layer_norm", [[1, 141, 512]], 0.000364032 * 7 / 5, 0.28125 - 512 * 8 / 2**20),
+]
 
 
 @pytest.fixture(scope="module")
@@ -234,15 +245,27 @@ def resnet(shared_traces: Path) -> Trace:
     return tracedoc.load(shared_traces / "ddp_resnet_mi300_8rank_r0/resnet_act_checkpoint.json.gz")
 
 
-@pytest.mark.parametrize("published", PUBLISHED, ids=lambda one: f"{one[0]}-{one[1][0]}")
-def test_calls_do_and_move_what_tracelens_says(published: tuple, resnet: Trace) -> None:
+@pytest.fixture(scope="module")
+def bert(shared_traces: Path) -> Trace:
+    return tracedoc.load(shared_traces / "format_variants/h100_bert-small.json.gz")
+
+
+@pytest.mark.parametrize(
+    ("of", "published"),
+    [("resnet", one) for one in PUBLISHED] + [("bert", one) for one in PUBLISHED_H100],
+    ids=lambda one: one if isinstance(one, str) else f"{one[0]}-{one[1][0]}",
+)
+def test_calls_do_and_move_what_tracelens_says(
+    of: str, published: tuple, request: pytest.FixtureRequest
+) -> None:
     name, dims, gflop, mib = published
-    work = tracedoc.build_timeline(resnet).work
+    trace: Trace = request.getfixturevalue(of)
+    work = tracedoc.build_timeline(trace).work
     assert work is not None
     places = [
         place
         for place, row in enumerate(work.operators.rows.tolist())
-        if resnet.row_name(row) == name and list(resnet.shapes[row].dims[: len(dims)]) == dims
+        if trace.row_name(row) == name and list(trace.shapes[row].dims[: len(dims)]) == dims
     ]
     assert places
     assert work.operators.flops[places[0]] == pytest.approx(gflop * 1e9, rel=0.01)
