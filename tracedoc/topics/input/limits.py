@@ -11,7 +11,7 @@ from tracedoc.topics.input.run import training_thread_busy_frac
 from tracedoc.topics.step.rank import compute_ms, step_ms
 from tracedoc.values import Unknown, Value
 
-LIMITS = ("restarts", "swap", "one worker", "few cores", "CPU", "disk", "waiting", "none")
+LIMITS = ("restarts", "swap", "memory", "one worker", "few cores", "CPU", "disk", "waiting", "none")
 
 NO_WINDOW = Unknown("the manifest does not say what the loader did in the captured steps")
 FEW_BATCHES = Unknown("too few batches were counted to compare the workers")
@@ -74,10 +74,24 @@ def io_wait_frac(rank: RankJob) -> Value:
     By the pressure that Linux counts for the job's control group, else for its host: also where a disk is
     throttled, or a file system is on the network.
     """
-    window, waited = rank.machine.loader, rank.counters.get("pressure.io_us")
-    if window is None or not window.wall_us or waited is None:
+    return _pressed_frac(rank, "io")
+
+
+@manifest_fact(unit="fraction")
+def memory_wait_frac(rank: RankJob) -> Value:
+    """Share of the captured steps in which some task of the job waits for memory, as :func:`io_wait_frac`.
+
+    Its pages are fetched from swap or read again, or others must be freed first.
+    """
+    return _pressed_frac(rank, "memory")
+
+
+def _pressed_frac(rank: RankJob, what: str) -> Value:
+    """Counters that did not grow are not kept: where one is, the other did not."""
+    window, waited = rank.machine.loader, rank.counters
+    if window is None or not window.wall_us or not any(name.startswith("pressure.") for name in waited):
         return NO_WINDOW
-    return min(waited / window.wall_us, 1.0)
+    return min(waited.get(f"pressure.{what}_us", 0) / window.wall_us, 1.0)
 
 
 @digest_fact(
@@ -85,13 +99,15 @@ def io_wait_frac(rank: RankJob) -> Value:
     values=LIMITS,
     needs=(
         *(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, compute_ms),
-        *(slowest_worker, io_wait_frac),
+        *(slowest_worker, io_wait_frac, memory_wait_frac),
     ),
 )
 def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What keeps the data loader from being faster, where training waits for it.
 
-    Workers that are started anew ("restarts") in the captured steps; a host that swaps ("swap"); "one worker"
+    Workers that are started anew ("restarts") in the captured steps; a host that swaps ("swap"), or takes
+    pages back that are still used ("memory"), where the job waits for that half as long as training for the
+    loader, as far as the kernel counts it; "one worker"
     that is waited for most; else what workers do for most of the time: run ("CPU"), wait for a core
     ("few cores"), or sleep, with bytes from a disk ("disk") or without ("waiting"); "none" of these. Of a
     loader without workers the training thread is judged.
@@ -100,8 +116,8 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     if rank is None or rank.machine.loader is None:
         return NO_WINDOW
     window = rank.machine.loader
-    if rank.counters.get("swap.pswpin", 0) >= SWAPPED_PAGES:
-        return "swap"
+    if short := _short_of_memory(rank, digest):
+        return short
     kind = loader_kind.of(digest)
     if kind == LOADERS["single_process"]:
         return _of_thread(rank, digest)
@@ -122,6 +138,18 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     asked = read >= READ_BYTES or any(one.get("disk_ticks") for one in window.workers)
     parts = {"CPU": ran, "few cores": waited, _waiting(rank, asked=asked): slept}
     return max(parts, key=lambda part: parts[part])
+
+
+def _short_of_memory(rank: RankJob, digest: RankDigest) -> str:
+    """How a lack of memory that a loader waits for shows: "swap" or "memory"; "" where it waits for none."""
+    swaps = rank.counters.get("swap.pswpin", 0) >= SWAPPED_PAGES
+    waits, idle, length = memory_wait_frac(rank), input_idle_ms.of(digest), step_ms.of(digest)
+    if not isinstance(waits, float) or not isinstance(idle, int | float) or not isinstance(length, float):
+        return "swap" if swaps else ""
+    enough = waits * length >= BUSY * idle
+    if swaps:
+        return "swap" if enough else ""
+    return "memory" if enough and idle > LEAST_INPUT_IDLE * length else ""
 
 
 def _waiting(rank: RankJob, *, asked: bool) -> str:
