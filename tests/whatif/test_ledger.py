@@ -456,3 +456,15 @@ def test_the_size_of_a_cause_is_the_middle_of_what_it_gives_alone_and_last(alone
 def test_a_total_is_split_by_size_and_equally_where_nothing_has_any():
     assert split_by_size(30.0, {"a": Weights(0.0, 20.0), "b": Weights(20.0, 20.0)}) == {"a": 10.0, "b": 20.0}
     assert split_by_size(30.0, {"a": Weights(0.0, 0.0), "b": Weights(-1.0, 0.0)}) == {"a": 15.0, "b": 15.0}
+
+
+def test_a_step_in_which_nothing_computes_has_no_ledger(shared_traces):
+    """One collective is all that was recorded: what it waits for, or could hide behind, is not there."""
+    trace = shared_traces / "format_variants/rank-70.Mar_25_20_48_12.2861.pt.trace.json.gz"
+    diagnosis = tracedoc.diagnose([trace], Options(jobs=1))
+    assert diagnosis.ledger is not None
+    assert (diagnosis.ledger.causes, diagnosis.ledger.reason) == (
+        (),
+        "no kernel of the captured step computes",
+    )
+    assert [one.code for one in diagnosis.limits if one.code == "internal-error"] == []

@@ -141,10 +141,12 @@ def pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
 def _held_up(program: RunProgram) -> Mask:
     """Mask over parts: those for which the host waits as soon as it has issued them, as on CPUs."""
     layout, joins = program.layout, program.layout.joins
+    if not layout.is_cpu:
+        return np.zeros(joins.event.size, dtype=bool)
     awaited = np.full(layout.events, NONE, dtype=np.int64)
     awaited[layout.cause_from[layout.to_host]] = layout.cause_to[layout.to_host]
     point, wait = layout.point[joins.event], awaited[joins.event]
-    return np.asarray((point >= 0) & (wait == point + 1) & (program.lag[wait] <= 0) & layout.is_cpu)
+    return np.asarray((point >= 0) & (wait == point + 1) & (program.lag[wait] <= 0))
 
 
 CHANGES = (
