@@ -165,17 +165,30 @@ def test_a_slow_link_is_told_beside_what_speaks_of_all_communication() -> None:
         (40.0, (25.0, 30.0, 32.0), [("small", "critical", 40.0)]),
         # Most of the step grows with the batch.
         (12.0, (24.9, 30.0, 32.0), [("host.launch", "warning", 12.0), ("small", "note", 30.0)]),
-        (1.0, (6.0, 7.0, 8.0), [("small", "note", 7.0)]),
-        (1.0, (0.5, 1.9, 2.5), []),
+        (1.0, (7.5, 9.0, 10.0), [("small", "note", 9.0)]),
+        # Less than 15 % of the step is the same for any batch.
+        (1.0, (7.4, 9.0, 10.0), []),
     ],
 )
 def test_a_small_batch_costs_what_twice_of_it_saves(
     launches_ms: float, saves: Range, told: list[tuple[str, str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run: saves)
+    monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: saves)
     small = rule("small", cause=("host.launch", "link.latency"), tells="batch"), finding("small", 60.0)
     judgement, _ = conclude([cause("host.launch", launches_ms)], small)
     assert [(one.id, one.severity, one.cost_ms) for one in judgement.findings] == told
+
+
+@pytest.mark.parametrize(("launches_ms", "told"), [(14.0, {"chains", "small"}), (16.0, {"chains"})])
+def test_a_small_batch_gives_way_to_what_tells_half_of_it(
+    launches_ms: float, told: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: (25.0, 30.0, 32.0))
+    small = rule("small", cause=("host.launch",), tells="batch"), finding("small", 60.0)
+    chains = rule("chains", cause=("host.launch", "compute.fusion")), finding("chains", 60.0)
+    causes = [cause("host.launch", launches_ms), cause("compute.fusion", 20.0)]
+    judgement, _ = conclude(causes, small, chains)
+    assert {one.id for one in judgement.findings} == told
 
 
 def test_of_two_causes_the_one_that_explains_more_speaks() -> None:

@@ -12,14 +12,22 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement, standing_for
 from tracedoc.judge.overlaps import alone_ms_of, is_mostly_shared, same_time, with_overlap
 from tracedoc.judge.rule import Rule
-from tracedoc.judge.severity import COVERED, INHERENT, TOO_SMALL, WARNING_SHARE, WORTH, severity_by_ledger
+from tracedoc.judge.severity import (
+    COVERED,
+    INHERENT,
+    TOO_SMALL,
+    WARNING_SHARE,
+    WORTH,
+    WORTH_DOUBLING,
+    severity_by_ledger,
+)
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent, format_ranges
-from tracedoc.whatif.predictions import larger_batch
+from tracedoc.whatif.larger_batch import larger_batch, per_step_causes
 
 ALIKE = 0.5
 """A cause without a known fix comes after one that has one, where that costs at least this share of it."""
@@ -58,7 +66,8 @@ class _Claim(msgspec.Struct, frozen=True):
     """A finding with what its causes cost the mean step in ms, before others are heard.
 
     Of its ``causes`` it has its ``own`` wholly. ``size_ms`` is its rule's own bound, ``conditions`` by how
-    many comparisons it was told. ``saves`` is what mending saves where that is more than its causes cost.
+    many comparisons it was told. ``saves`` is what mending saves where that is more than its causes cost,
+    ``unknown`` why that is not known.
     """
 
     finding: Finding
@@ -69,6 +78,7 @@ class _Claim(msgspec.Struct, frozen=True):
     size_ms: float
     conditions: int
     saves: Range | None = None
+    unknown: str = ""
 
     @property
     def order(self) -> tuple[bool, int, int, float, int, str]:
@@ -291,12 +301,19 @@ def _heard(
     if _beyond(rule):
         claimed.take(claim, left)
         return _Priced(finding, (), claim.size_ms, claim.conditions)
+    if claim.unknown:
+        return _Dropped("unknown", claim.unknown)
     alone = claim.saves or alone_ms_of(claim.causes, measurements)
     # Of causes either of which gives all, each has half of the share.
     if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
         costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
         return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
+    if claim.saves and alone[0] < WORTH_DOUBLING * ledger.step_ms:
+        costs = f"{format_ms(alone[0])} of the {format_ms(ledger.step_ms)} step"
+        return _Dropped("pass", f"twice the batch surely saves no more than {costs}")
     free = min(sum(left.values()), claim.share_ms)
+    if claim.saves:
+        free = claim.share_ms - sum(one.share_ms - left[one.id] for one in claim.causes)
     tellers = claimed.tellers(claim)
     if delays := _delayed_by(claim, ledger):
         tellers = tuple(claimed.told.get(delays.id, (delays.id,)))
@@ -381,18 +398,23 @@ def _claims(
         if rule.severity or not (rule.cause or rule.part_of):
             others.append(finding)
             continue
+        if rule.tells == "batch":
+            rule = replace(rule, cause=per_step_causes(measurements.run, rule.cause))
         size = finding.gain.size_ms if finding.gain else 0.0
         whole = _named(rule.cause, ledger)
         part = sum(one.share_ms for one in _named(rule.part_of, ledger))
         share = sum(one.share_ms for one in whole) + min(part, size)
         causes, told_by = causes_of(rule, ledger), conditions[rule.id]
-        saves = larger_batch(measurements.run) if rule.tells == "batch" else None
+        saves = larger_batch(measurements.run, rule.cause) if rule.tells == "batch" else None
+        unknown = (
+            "what twice the batch saves is not predicted" if rule.tells == "batch" and saves is None else ""
+        )
         if saves is not None and saves[0] < TOO_SMALL * ledger.step_ms:
             causes, whole, share = (), (), saves[1]
         elif saves is not None and saves[1] <= share:
             saves = None
         share = share if saves is None else saves[1]
-        claims.append(_Claim(finding, rule, causes, whole, share, size, told_by, saves))
+        claims.append(_Claim(finding, rule, causes, whole, share, size, told_by, saves, unknown))
     return claims, others
 
 

@@ -34,6 +34,10 @@ TOO_SMALL = 0.25
 """Where twice the batch saves less than this share of the step, more than half of it grows with the batch:
 it is told as a note then, beside what costs the step."""
 
+WORTH_DOUBLING = 0.075
+"""A small batch is told where twice of it surely saves this share of the step, of which 15 % is then the same
+for any batch: with less, larger ones have it as well."""
+
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
 
 

@@ -63,18 +63,20 @@ class Entry(msgspec.Struct, frozen=True):
 def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, float]:
     """What each takes of a total, in proportion to their sizes; equally where none has any."""
     whole = sum(one.size for one in weights.values())
-    if whole <= 0:
-        return {name: total / len(weights) for name in weights}
-    return {name: total * one.size / whole for name, one in weights.items()}
+    even = 1 / max(len(weights), 1)
+    return {name: total * (one.size / whole if whole > 0 else even) for name, one in weights.items()}
 
 
 def _first_replay(run: RunView) -> RunReplay | Refusal:
-    """The replay of the step that stands for the run: also where fixes are not predicted."""
+    """The replay of the step that stands for the run, if it computes: also where fixes are not predicted."""
     found = run_replay(run)
-    return replay_closest(run) if isinstance(found, Refusal) else found
+    found = replay_closest(run) if isinstance(found, Refusal) else found
+    layout = None if isinstance(found, Refusal) else found.base[Scenario.LIKELY].program.layout
+    nothing = layout is not None and not layout.is_cpu and not layout.computes.any()
+    return Refusal("no kernel of the captured step computes") if nothing else found
 
 
-class _Book(msgspec.Struct, frozen=True):
+class Book(msgspec.Struct, frozen=True):
     """A ledger with what it was made of: replays of steps, and its causes as they stand in these."""
 
     ledger: Ledger
@@ -85,7 +87,7 @@ class _Book(msgspec.Struct, frozen=True):
 
 def make_ledger(run: RunView) -> Ledger:
     """The ledger of a run."""
-    return _book(run).ledger
+    return book_of(run).ledger
 
 
 def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
@@ -93,20 +95,18 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
 
     ``None`` where none of them is in the ledger. What other steps show beyond the replayed one is added.
     """
-    book = _book(run)
+    book = book_of(run)
     causes = {one.id: one for one in book.ledger.causes if one.id in ids}
     if not book.replays or not causes:
         return None
     if len(causes) == 1:
         return next(iter(causes.values())).alone_ms
     gains = {scenario: _gain_of(book, causes, scenario) for scenario in book.plays}
-    single = [one.alone_ms for one in causes.values()]
-    least, likely = max(low for low, _, _ in single), max(likely for _, likely, _ in single)
-    likely = max(gains[Scenario.LIKELY], likely)
+    least = max(one.alone_ms[0] for one in causes.values())
+    likely = max(gains[Scenario.LIKELY], *(one.alone_ms[1] for one in causes.values()))
     spread = min(_error_ms(book.replays), likely)
     late = [name for name in causes if name.startswith(RANKS)]
-    if late:
-        spread += late_error_ms(run)
+    spread += late_error_ms(run) if late else 0.0
     low, high = max(min(gains.values()) - spread, least), max(gains.values()) + spread
     if len(late) == len(causes):
         low, likely, high = _recurring(run, (low, likely, high))
@@ -119,10 +119,10 @@ def likely_of(run: RunView, sets: Sequence[tuple[str, ...]]) -> list[float]:
 
     The sets grow, each holds the one before it: none saves less than that, and none more than all causes.
     """
-    book = _book(run)
+    book = book_of(run)
     if book.replays:
         mine = [[one for one in book.entries if one.id in ids] for ids in sets]
-        book.plays[Scenario.LIKELY].gains([_taken_by(one) for one in mine])  # at once, and then known
+        book.plays[Scenario.LIKELY].gains([taken_by(one) for one in mine])  # at once, and then known
     found, least = [], 0.0
     for ids in sets:
         causes = {one.id: one for one in book.ledger.causes if one.id in ids}
@@ -136,7 +136,7 @@ def likely_of(run: RunView, sets: Sequence[tuple[str, ...]]) -> list[float]:
     return found
 
 
-def _gain_of(book: _Book, causes: Mapping[str, LedgerCause], scenario: Scenario) -> float:
+def _gain_of(book: Book, causes: Mapping[str, LedgerCause], scenario: Scenario) -> float:
     """What some causes of a ledger give together in a scenario, and beyond the replayed step, in ms."""
     mine = [one for one in book.entries if one.id in causes]
     apart = [causes[one.id].alone_ms[1] - one.weights.alone for one in mine]
@@ -149,14 +149,14 @@ def _together(plays: Plays, entries: Sequence[Entry]) -> float:
 
     What remains of a family goes with the whole of it: members that stay are measured beside the others.
     """
-    (gain,) = plays.gains([_taken_by(entries)])
+    (gain,) = plays.gains([taken_by(entries)])
     for rest in entries:
         if not rest.members:
             continue
         beside = [one for one in entries if one is not rest and one.id not in rest.members]
         asked = [one for one in entries if one.id in rest.members]
         without_all, without_asked = plays.gains(
-            [[*_taken_by(beside), *rest.members.values()], _taken_by([*beside, *asked])]
+            [[*taken_by(beside), *rest.members.values()], taken_by([*beside, *asked])]
         )
         gain -= max(without_all - without_asked, 0.0)
     return max(gain, 0.0)
@@ -167,16 +167,17 @@ def _error_ms(replays: Sequence[RunReplay]) -> float:
     return WIDENING * sum(one.model_error_frac * one.step_ms for one in replays) / len(replays)
 
 
-def _taken_by(entries: Iterable[Entry]) -> list[OverSteps]:
+def taken_by(entries: Iterable[Entry]) -> list[OverSteps]:
     """The removals of some causes, each once: some belong to a family and to a member of it."""
     return list({id(removal): removal for one in entries for removal in one.removals}.values())
 
 
 @once
-def _book(run: RunView) -> _Book:
+def book_of(run: RunView) -> Book:
+    """The ledger of a run, made once, and what it was made of; without replays where no step is played."""
     first = _first_replay(run)
     if isinstance(first, Refusal):
-        return _Book(Ledger(reason=first.reason))
+        return Book(Ledger(reason=first.reason))
     replays = (first, *other_steps(run, first))
     by_scenario = {scenario: Plays(replays, scenario) for scenario in Scenario}
     plays = by_scenario[Scenario.LIKELY]
@@ -202,7 +203,7 @@ def _book(run: RunView) -> _Book:
         steps=apart.steps,
         confidence=first.confidence,
     )
-    return _Book(ledger, replays, tuple(entries), by_scenario)
+    return Book(ledger, replays, tuple(entries), by_scenario)
 
 
 def _entries(plays: Plays, families: Mapping[str, Family[OverSteps]]) -> tuple[list[Entry], float]:
@@ -283,8 +284,7 @@ def _told(
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
     plays = by_scenario[Scenario.LIKELY]
     programs = [one.base[Scenario.LIKELY].program for one in replays]
-    least_ms = SPLIT_FROM * plays.base_ms
-    large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
+    large = [one for one in entries if max(one.share, one.weights.alone) >= SPLIT_FROM * plays.base_ms]
     ranges = _ranges(_error_ms(replays), by_scenario, large)
     partners = find_partners(plays, large)
     sharers = find_sharers(plays, large)

@@ -14,7 +14,7 @@ from tracedoc.play.solver import Cyclic
 from tracedoc.predicted import as_runs_differ
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.changes.change import ALL_COUNTS, Arguments, Change, NotApplicable
-from tracedoc.whatif.changes.registry import CHANGES, Request, parse_request
+from tracedoc.whatif.changes.registry import CHANGES, Request
 
 NARROW = 0.05
 """Confidence is high only where the range is narrower than this share of the step."""
@@ -50,17 +50,6 @@ _Outcomes = dict[Scenario, _Outcome]
 def run_replay(run: RunView) -> RunReplay | Refusal:
     """The replay of a run, made once."""
     return replay_run(run)
-
-
-@once
-def larger_batch(run: RunView) -> tuple[float, float, float] | None:
-    """What twice the batch saves of the step for the same samples: low, likely and high, in ms.
-
-    ``None`` where that is not predicted.
-    """
-    replay = run_replay(run)
-    found = [] if isinstance(replay, Refusal) else predict(replay, [[parse_request("double-batch")]])
-    return next((one.gain_ms for one in found if isinstance(one, Prediction)), None)
 
 
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tracedoc.facts.catalog import RankFact, digest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import BATCH_SAMPLES, MICRO_BATCH, SEQUENCE
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.timeline.collective_roles import Role
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.capture.run import strategy_of
-from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms, rows_of_kind
+from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding_wait_ms
 from tracedoc.topics.compute.rank_arithmetic import samples_per_s, tokens_per_s
-from tracedoc.topics.links.run import link_efficiency_frac
 from tracedoc.topics.memory.run import tensor_memory_frac
-from tracedoc.topics.step.rank import micro_batches, optimizer_compute_ms, step_ms
+from tracedoc.topics.step.rank import micro_batches, step_ms
 from tracedoc.values import Unknown, Value
 
 REPLICAS = frozenset({"ddp", "zero-1"})
@@ -73,39 +69,6 @@ def batch_compute_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Valu
     batch makes longer. The optimizer takes as long for any batch."""
     passes = [one for one in digest.phases if one.phase in BATCHED]
     return sum(one.compute_ns for one in passes) / 1e6 if passes else Unknown("no pass was captured")
-
-
-@digest_fact(
-    unit="ms",
-    needs=(
-        *("kernels", "host_ops", batch_compute_ms, micro_batches, optimizer_compute_ms),
-        *(comm_split, link_efficiency_frac),
-    ),
-)
-def per_step_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """What the median step takes whatever its batch is, at the least.
-
-    That is for the optimizer, and for gradients and parameters that travel for longer than the passes of one
-    micro-batch compute, behind which they could hide.
-
-    Known waiting is no travelling, and what a link takes longer than it should does not count: where its rate
-    is not known, none of it does. What layers
-    split over ranks, pipelines and all-to-alls pass on is as large as the batch.
-    """
-    if comm_split(run) != "transfer" and len(digest.collectives):
-        return Unknown("transfer cannot be told from waiting for other ranks")
-    compute, passes = batch_compute_ms(run, digest, step), micro_batches.of(digest)
-    optimizer = optimizer_compute_ms.of(digest)
-    if isinstance(compute, Unknown) or not isinstance(passes, int) or not isinstance(optimizer, float):
-        return Unknown("no whole backward pass and optimizer were captured")
-    table = digest.collectives
-    of_batch = digest.roles == Role.LAYER
-    of_batch[rows_of_kind(digest, step, "all_to_all", "send", "recv", "send_recv")] = True
-    rows = np.flatnonzero(table.in_window(step.start_ns, step.end_ns) & ~of_batch)
-    travels = run.transfers(digest, rows).clip(step.start_ns, step.end_ns).total_ns / 1e6
-    reached = link_efficiency_frac(run)
-    travels *= min(float(reached), 1.0) if isinstance(reached, float) else 0.0
-    return optimizer + max(travels - float(compute) / max(passes, 1), 0.0)
 
 
 @run_fact(unit="count")

@@ -31,9 +31,13 @@ from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import intersection, is_among
+from tracedoc.trace.kernels import MATRIX
 from tracedoc.values import Unknown, Value
 
 NO_LAUNCH = Unknown("no launch belongs to the step")
+
+LAUNCH_NS = 10_000
+"""Issuing one PyTorch kernel takes the host 5 to 10 us."""
 
 
 @rank_fact(unit="ms", needs=("launches",))
@@ -153,6 +157,18 @@ def mean_kernel_ms(timeline: RankTimeline) -> Value:
     if budget is None or count == 0:
         return Unknown("the step holds no compute kernel")
     return budget.compute_ns / count / 1e6
+
+
+@rank_fact(unit="bool", needs=("gpu", "kernels"))
+def has_short_matrix_kernels(timeline: RankTimeline) -> Value:
+    """Whether the median step's matrix kernels take less than a launch on average, which is 10 us.
+
+    Matrix kernels are products, convolutions and attention. Fusing what lies between short ones leaves most
+    launches as they are. False in a step without any.
+    """
+    trace, rows = timeline.trace, judged_kernels(timeline)
+    rows = rows[[timeline.events.categories[name] in MATRIX for name in trace.name[rows].tolist()]]
+    return bool(rows.size and (trace.end_ns[rows] - trace.ts_ns[rows]).mean() < LAUNCH_NS)
 
 
 @rank_fact(unit="ms", needs=("launches",))
