@@ -27,3 +27,21 @@ def test_what_chains_of_short_kernels_take(tmp_path: Path, lanes: str, expected:
     assert facts["short_kernel_ms"].value == pytest.approx(expected)
     assert facts["short_chains_ms"].value == pytest.approx(expected)
     assert facts["short_kernel_idle_ms"].value == 0
+
+
+@pytest.mark.parametrize(
+    ("kernels", "short"),
+    [
+        ("0-1 x100 9us", True),
+        ("0-1 x50 11us", False),
+        (f"0-1 x100 9us {SHORT}", False),
+        # 50 products of 30 us and as many sums of 2 us.
+        (f"0-2 x50 30us  2-2.1 x50 {SHORT}", False),
+    ],
+)
+def test_matrix_products_alone_are_shorter_than_a_launch_or_not(
+    tmp_path: Path, kernels: str, short: bool
+) -> None:
+    (builder,) = parse_lanes(f"lead: 1\ncompute {kernels}", ranks=1)
+    facts = tracedoc.measure([builder.write(tmp_path / "rank-0.json")]).measurements.facts
+    assert facts["has_short_matrix_kernels"].value is short

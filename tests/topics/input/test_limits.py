@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,10 @@ from tracedoc.run.job import Job, Loader, RankJob
 from tracedoc.run.machine import LoaderWindow, Machine
 from tracedoc.topics.input.limits import (
     batch_tokens,
+    io_wait_frac,
     loader_cold_frac,
     loader_start_ms,
+    memory_wait_frac,
     slowest_worker,
     slowest_worker_frac,
     uneven_tokens,
@@ -49,6 +52,23 @@ def test_of_two_workers_none_is_said_to_be_the_slow_one() -> None:
 def test_bytes_come_from_the_disk_or_from_memory() -> None:
     workers = ({"rchar": 600, "read_bytes": 100}, {"rchar": 400, "read_bytes": 400})
     assert loader_cold_frac(rank_of(workers=workers)) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("counters", "shares"),
+    [
+        ({"pressure.io_us": 400_000, "pressure.memory_us": 100_000}, (0.8, 0.2)),
+        ({"pressure.io_us": 600_000}, (1.0, 0.0)),
+        ({"swap.pswpin": 5000}, None),
+    ],
+)
+def test_waiting_for_a_disk_or_for_memory_is_what_the_kernel_counts(
+    counters: dict[str, int], shares: tuple[float, float] | None
+) -> None:
+    """In half a second; a counter that did not grow is not kept, and without any it is not known."""
+    rank = replace(rank_of(wall_us=500_000), counters=counters)
+    found = io_wait_frac(rank), memory_wait_frac(rank)
+    assert all(isinstance(one, Unknown) for one in found) if shares is None else found == shares
 
 
 def test_the_function_of_workers_takes_half_of_the_time_in_which_they_make_batches() -> None:
