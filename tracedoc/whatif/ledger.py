@@ -63,8 +63,9 @@ class Entry(msgspec.Struct, frozen=True):
 def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, float]:
     """What each takes of a total, in proportion to their sizes; equally where none has any."""
     whole = sum(one.size for one in weights.values())
-    even = 1 / max(len(weights), 1)
-    return {name: total * (one.size / whole if whole > 0 else even) for name, one in weights.items()}
+    if whole <= 0:
+        return {name: total / len(weights) for name in weights}
+    return {name: total * one.size / whole for name, one in weights.items()}
 
 
 def _first_replay(run: RunView) -> RunReplay | Refusal:
