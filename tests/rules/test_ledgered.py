@@ -174,6 +174,7 @@ def test_a_small_batch_costs_what_twice_of_it_saves(
     launches_ms: float, saves: Range, told: list[tuple[str, str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: saves)
+    monkeypatch.setattr(tracedoc.judge.ledgered, "per_step_causes", lambda run, causes: causes)
     small = rule("small", cause=("host.launch", "link.latency"), tells="batch"), finding("small", 60.0)
     judgement, _ = conclude([cause("host.launch", launches_ms)], small)
     assert [(one.id, one.severity, one.cost_ms) for one in judgement.findings] == told
@@ -184,6 +185,7 @@ def test_a_small_batch_gives_way_to_what_tells_half_of_it(
     launches_ms: float, told: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: (25.0, 30.0, 32.0))
+    monkeypatch.setattr(tracedoc.judge.ledgered, "per_step_causes", lambda run, causes: causes)
     small = rule("small", cause=("host.launch",), tells="batch"), finding("small", 60.0)
     chains = rule("chains", cause=("host.launch", "compute.fusion")), finding("chains", 60.0)
     causes = [cause("host.launch", launches_ms), cause("compute.fusion", 20.0)]
