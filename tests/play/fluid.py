@@ -42,7 +42,8 @@ class Op:
 class Job:
     """What is simulated: the instructions of one step by rank, and the speeds of the machine.
 
-    The ranks of ``late`` compute ``late_by`` times as long, one of them in each step, in turns.
+    The ranks of ``late`` compute ``late_by`` times as long, one of them in each step, in turns; before that
+    their host is away for ``away_ms``.
     """
 
     ranks: int
@@ -55,6 +56,11 @@ class Job:
     seed: int = 0
     late: tuple[int, ...] = ()
     late_by: float = 1.0
+    away_ms: float = 0.0
+
+    def is_late(self, rank: int, step: int) -> bool:
+        """Whether it is the turn of a rank to be late."""
+        return bool(self.late) and self.late[step % len(self.late)] == rank
 
 
 @dataclass
@@ -128,6 +134,9 @@ class Simulation:
         step, op = host.ops[host.at]
         if len(host.steps) <= step:
             host.steps.append(self.now)
+            if self.job.away_ms and self.job.is_late(rank, step):
+                host.free = self.now + self.job.away_ms
+                return True
         if op.kind == "sync":
             begun = host.syncs[-1][0] if host.syncs and host.syncs[-1][1] < 0 else self.now
             if any(queue for (owner, _), queue in self.queues.items() if owner == rank):
@@ -148,7 +157,7 @@ class Simulation:
         else:
             event = Event(op, rank, self.now, step)
             event.left = self._jittered(op.ms)
-            if op.kind == "kernel" and self.job.late and self.job.late[step % len(self.job.late)] == rank:
+            if op.kind == "kernel" and self.job.is_late(rank, step):
                 event.left *= self.job.late_by
             if op.kind == "comm":
                 event.left = self.job.latency_ms + op.nbytes / (self.job.gbps * 1e6)

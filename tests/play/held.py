@@ -39,13 +39,12 @@ def hold_job(job: Job, changes: Sequence[str], seed: int) -> list[Held]:
     base = Simulation(job).run()
     with tempfile.TemporaryDirectory() as folder:
         answer = tracedoc.predict([base.write(Path(folder))], changes, Options(jobs=1))
-    step = answer.replay.step_ms
-    assert step is not None, answer.replay.reason
+    assert answer.replay.step_ms is not None, answer.replay.reason
     found = []
     for change, one in zip(changes, answer.alone, strict=True):
         if isinstance(one, Predicted):
             truth = Simulation(fixed(job, change)).run().step_ms() / base.step_ms()
-            low, likely, high = (ms / step for ms in one.step_ms)
+            low, likely, high = (ms / one.before_ms for ms in one.step_ms)
             inside = low - SLACK <= truth <= high + SLACK
             found.append(Held(seed, change, abs(likely - truth), inside, 1 - truth, 1 - likely))
     return found

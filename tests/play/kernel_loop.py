@@ -22,9 +22,13 @@ class Times(NamedTuple):
     back: np.ndarray
 
 
-def play_loop(program: RunProgram, periods: int) -> list[Times]:  # noqa: C901 - one loop, in one piece
-    """Return the times of each of ``periods`` steps one after the other."""
-    lay = program.layout
+def play_loop(first_of: RunProgram, periods: int, *others: RunProgram) -> list[Times]:  # noqa: C901 - one loop, in one piece
+    """Return the times of each of ``periods`` steps one after the other; with ``others``, steps in turn.
+
+    What comes between a step and the next is the lag of the first point of the step that ends.
+    """
+    turns = (first_of, *others)
+    program, lay = first_of, first_of.layout
     first = {int(b) for b in lay.point_base[:-1]}
     last = {int(b): int(e) - 1 for b, e in zip(lay.point_base[:-1], lay.point_base[1:], strict=True)}
     part = {int(event): index for index, event in enumerate(lay.joins.event)}
@@ -47,6 +51,7 @@ def play_loop(program: RunProgram, periods: int) -> list[Times]:  # noqa: C901 -
     before = [np.full(n, NEVER) for n in (points, points, points, events, events)]
     found = []
     for period in range(periods):
+        program, left = turns[period % len(turns)], turns[period % len(turns) - 1]
         floor = 0 if period == 0 else NEVER
         start, back, ready, begin, end = (np.full(n, floor) for n in (points, points, points, events, events))
         if period == 0:
@@ -61,7 +66,7 @@ def play_loop(program: RunProgram, periods: int) -> list[Times]:  # noqa: C901 -
                     if lay.periodic:
                         j = last[i]
                         origin = before[1][j] if lay.after_return[i] else before[0][j]
-                        start[i] = max(start[i], origin + program.lag[i])
+                        start[i] = max(start[i], origin + left.lag[i])
                 else:
                     origin = back[i - 1] if lay.after_return[i] else start[i - 1]
                     start[i] = max(

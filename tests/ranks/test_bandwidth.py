@@ -32,6 +32,7 @@ def test_a_small_group_of_devices_wired_in_pairs_has_few_links() -> None:
     assert eight is not None
     assert two.peak_gbps == pytest.approx(0.7 * 64)
     assert eight.peak_gbps == pytest.approx(0.7 * 448)
+    assert two.expected_gbps(2**50, at_best=True) == pytest.approx(0.8 * 448, rel=0.01)
 
 
 @pytest.mark.parametrize(("device", "link_gbps", "reached"), [("NVIDIA L40S", 31, 16), (H200, 450, 361)])

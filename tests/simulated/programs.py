@@ -209,7 +209,6 @@ class _Writer:
         giant = job.fault("giant-bucket")
         small = job.fault("small-buckets")
         bucket = 1e9 if giant else small.amount if small else job.bucket_mib
-        bucket *= job.change.get("merged", 1.0)
         pending, number, keys = 0.0, 0, []
         yield Mark("thread:autograd")
         for layer in reversed(layers):

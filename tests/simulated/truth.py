@@ -117,8 +117,6 @@ class Truth:
         if name == "gather-ahead":
             passes = ("forward", "backward") if values["pass"] == "both" else (values["pass"],)
             return job.changed(**{f"ahead {one}": float(values["units"]) for one in passes})
-        if name == "merge-buckets":
-            return job.changed(merged=float(values["count"]))
         if name == "cap-buckets":
             found = [one for one in ("small-buckets", "giant-bucket") if job.fault(one)]
             return replace(job.without(found[0]), bucket_mib=float(values["mib"])) if found else None

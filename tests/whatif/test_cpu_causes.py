@@ -99,7 +99,7 @@ def test_messages_that_no_longer_share_cores_with_the_backward_pass_make_both_sh
             builder.host("aten::mm", begin + 30, begin + 50)
             builder.collective("allreduce", begin + 50, begin + 60, nbytes=8 << 20, launch_ms=begin + 50)
         builder.write(tmp_path / f"rank-{rank}.json")
-    (answer,) = tracedoc.predict([tmp_path], ["merge-buckets count=2"]).alone
+    (answer,) = tracedoc.predict([tmp_path], ["cap-buckets mib=24"]).alone
     assert isinstance(answer, Predicted)
     assert answer.step_ms == pytest.approx((60, 70, 80), abs=0.3)
 

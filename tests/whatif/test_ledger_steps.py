@@ -65,4 +65,7 @@ def test_pauses_of_different_lengths_cost_their_mean(tmp_path):
     ledger = ledger_of(tmp_path, draw)
     assert ledger.step_ms == pytest.approx(61.0, abs=0.1)
     assert of(ledger, "slow_steps") == 0.0
-    assert one_of(ledger, "host.pause").alone_ms[1] == pytest.approx(10.0, abs=0.2)
+    low, likely, high = one_of(ledger, "host.pause").alone_ms
+    assert likely == pytest.approx(10.0, abs=0.2)
+    assert low < likely - 1.0
+    assert high > likely + 1.0  # four steps leave open what the mean of many is

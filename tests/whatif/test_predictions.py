@@ -111,7 +111,7 @@ def test_workers_make_batches_while_the_step_before_computes(tmp_path, share, st
     assert one.step_ms[0] == pytest.approx(step_ms, abs=0.3)
 
 
-def test_of_an_unsure_change_a_share_of_what_it_adds_counts(tmp_path):
+def test_a_part_of_the_wait_for_a_batch_stays(tmp_path):
     """Kernels twice as fast save 15 ms; batches that are ready 80 more, of which 85 % are likely."""
     changes = ["faster-kernels of=all by=2", "feed-input by=0"]
     _, both = tracedoc.predict([waiting_for_batches(tmp_path)], changes).together
@@ -172,10 +172,8 @@ def test_small_buckets_are_filled_in_their_order(tmp_path):
     That is 1 ms for each message less, by the line through both sizes, and between half and 1.5 of it.
     """
     run = reduced(tmp_path, [4, 4, 12, 4], latency_ms=1.0)
-    by_size, by_count = tracedoc.predict([run], ["cap-buckets mib=16", "merge-buckets count=2"]).alone
+    (by_size,) = tracedoc.predict([run], ["cap-buckets mib=16"]).alone
     assert isinstance(by_size, Predicted)
-    assert isinstance(by_count, Predicted)
-    assert by_size.step_ms == by_count.step_ms
     (same,) = tracedoc.predict([run], ["cap-buckets mib=12"]).alone
     assert isinstance(same, Predicted)  # 4 + 4, 12, 4
     assert by_size.gain_ms == pytest.approx((1.0, 2.0, 3.0), abs=0.02)

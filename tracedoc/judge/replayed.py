@@ -30,7 +30,7 @@ from tracedoc.whatif.answer import after, as_predicted, on_more_ranks, replay_re
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
-HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "merge-buckets", "cap-buckets")
+HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
 
 NOT_REPLAYED = "an upper bound; not predicted: {}"

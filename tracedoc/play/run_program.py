@@ -218,6 +218,23 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
         slim = {name: narrow(value) for name, value in columns.items() if name in _LONG}
         return replace(self, **{**columns, **slim})
 
+    def tied(
+        self,
+        source: Index,
+        target: Index,
+        lag_ns: npt.ArrayLike,
+        of_point: npt.ArrayLike = False,
+        back: npt.ArrayLike = False,
+    ) -> RunProgram:
+        """Return the program with further :class:`AddedEdges`."""
+        columns = zip(AddedEdges.__struct_fields__, (source, target, of_point, lag_ns, back), strict=True)
+        known = {name: (getattr(self.extra, name), value) for name, value in columns}
+        more = {
+            name: np.concatenate((own, np.broadcast_to(np.asarray(value, dtype=own.dtype), source.shape)))
+            for name, (own, value) in known.items()
+        }
+        return self.edited(extra=AddedEdges(**more))
+
 
 BY_DEFAULT = np.ones(len(Cause), dtype=bool)
 BY_DEFAULT[[Cause.ORDER, Cause.GATHER_ISSUE]] = False

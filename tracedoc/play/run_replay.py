@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
+import numpy as np
 from msgspec.structs import replace
 
+from tracedoc.play.in_a_row import Row
 from tracedoc.play.joins import join_run
 from tracedoc.play.path import Path, find_whole_path
-from tracedoc.play.player import Player
-from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.player import Played, Player
+from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
@@ -52,6 +54,7 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     ``step_ms`` is the measured step that all answers refer to, ``replayed_ms`` what the replay without a
     change makes of it; ``model_error_frac`` is their difference, ``unexplained_frac`` the share of the step
     that is not replayed but kept where delays stay unexplained. ``base`` are the programs by scenario.
+    ``others`` are steps that are played behind this one, in a ``row``.
     """
 
     step_ms: float
@@ -67,6 +70,61 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     splits: Mapping[Scenario, Split]
     path: Path
     notes: tuple[str, ...] = ()
+    others: tuple[RunReplay, ...] = ()
+    row: Row | None = None
+
+    @property
+    def steps(self) -> tuple[RunReplay, ...]:
+        """The steps that are played: this one, and those that follow it in a row."""
+        return (self, *self.others)
+
+    @property
+    def mean_ms(self) -> float:
+        """The mean measured step of those played; ranks that pause in turn have steps of other lengths."""
+        if not self.others:
+            return self.step_ms
+        return float(np.mean([note.step_ns for one in self.steps for note in _layout(one).notes])) / 1e6
+
+    def base_ns(self, scenario: Scenario) -> float:
+        """The mean length of the steps without a change."""
+        return self.base[scenario].step_ns if self.row is None else self.row.mean_ns[scenario]
+
+    def play(self, programs: Sequence[Sequence[RunProgram]]) -> list[Played]:
+        """Play lists of all steps' programs with changes; ``step_ns`` is the mean of the steps.
+
+        Raises :class:`~tracedoc.play.solver.Cyclic` where something waits for itself.
+        """
+        if self.row is not None:
+            return self.row.play(programs)
+        return self.player.play([one for (one,) in programs])
+
+    @property
+    def together(self) -> int:
+        """How often the steps are best edited and played together."""
+        if self.row is not None:
+            return self.row.together
+        return self.player.together(self.base[Scenario.LIKELY].program)
+
+
+def in_a_row(first: RunReplay, others: Sequence[RunReplay]) -> RunReplay:
+    """The replay of a step with others of the same ranks behind it, which repeat themselves as well.
+
+    Without any, or where their dependencies contradict each other, it is that of the step alone.
+    """
+    every = (first, *sorted(others, key=lambda one: (one.step < first.step, one.step)))
+    alike = [one for one in every if one.periodic and (np.diff(_layout(one).point_base) > 0).all()]
+    if len(alike) < 2 or alike[0] is not first:
+        return first
+    row = Row(first.subject, [_layout(one) for one in alike])
+    try:
+        row.play_base([[one.base[scenario].program for one in alike] for scenario in Scenario])
+    except Cyclic:
+        return first
+    return replace(first, others=tuple(alike[1:]), row=row)
+
+
+def _layout(replay: RunReplay) -> Layout:
+    return replay.base[Scenario.LIKELY].program.layout
 
 
 def replay_run(run: RunView) -> RunReplay | Refusal:

@@ -65,6 +65,7 @@ class SizeCurve(msgspec.Struct, frozen=True):
     """The bandwidth of one group by size: ``peak_gbps * size / (size + half-rate size)``.
 
     ``peak_gbps`` is ``None`` where the link is not known: between hosts, or of an unlisted device.
+    ``most_gbps`` is what it may be at best, however devices are wired that are wired pair by pair.
     ``table_half_bytes`` is the half-rate size of measured machines, ``scaled_half_bytes`` what follows from
     it for a group of fewer ranks, ``fitted_half_bytes`` that of this run, ``None`` where it has too few
     sizes.
@@ -74,21 +75,23 @@ class SizeCurve(msgspec.Struct, frozen=True):
     table_half_bytes: float
     scaled_half_bytes: float
     fitted_half_bytes: float | None = None
+    most_gbps: float | None = None
 
     @property
     def half_bytes(self) -> float:
         """The size that reaches half of what larger ones reach."""
         return self.scaled_half_bytes if self.fitted_half_bytes is None else self.fitted_half_bytes
 
-    def expected_gbps(self, nbytes: float) -> float | None:
-        """Return the bus bandwidth that a message of so many bytes should reach.
+    def expected_gbps(self, nbytes: float, *, at_best: bool = False) -> float | None:
+        """Return the bus bandwidth that a message of so many bytes should reach, or may ``at_best``.
 
         The larger of the table's and the run's half-rate size counts: a link that is slow at every size is
         at half of its own rate early, and so are small messages alone, which take a protocol of lower rate.
         The table's is not scaled here, so that nothing more is expected than was measured.
         """
         half = max(self.table_half_bytes, self.half_bytes)
-        return None if self.peak_gbps is None else self.peak_gbps * nbytes / (nbytes + half)
+        peak = self.most_gbps if at_best and self.most_gbps else self.peak_gbps
+        return None if peak is None else peak * nbytes / (nbytes + half)
 
 
 def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
@@ -107,11 +110,12 @@ def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
     if hosts > 1:
         apart = HOSTS_HALF_RATE_MIB * 2**20 * (ranks - 1) / (HOSTS_REFERENCE_RANKS - 1)
         return SizeCurve(None, max(half, apart), max(scaled, apart))
-    if peak.peer_gbps is not None:
-        rate = MESH_SHARE * min(peak.link_gbps, peak.peer_gbps * (ranks - 1))
-    else:
-        rate = ring_gbps(peak.link_gbps)
-    return SizeCurve(rate, half, scaled)
+    rate = ring_gbps(peak.link_gbps)
+    if peak.peer_gbps is None:
+        return SizeCurve(rate, half, scaled)
+    # Some pairs may have several links, so that fewer devices reach as much as all.
+    pairs = MESH_SHARE * min(peak.link_gbps, peak.peer_gbps * (ranks - 1))
+    return SizeCurve(pairs, half, scaled, most_gbps=rate)
 
 
 def ring_gbps(link_gbps: float) -> float:

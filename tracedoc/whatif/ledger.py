@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
-import numpy as np
 from msgspec.structs import replace
 
 from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE, Ledger, LedgerCause, Range
 from tracedoc.play.run_program import RunProgram, Scenario
-from tracedoc.play.run_replay import Refusal, RunReplay, replay_closest
+from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_closest
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.ledger_causes import Family, find_families
-from tracedoc.whatif.ledger_places import place_of, ranks_of
+from tracedoc.whatif.ledger_places import place_of, ranks_of, taken_by_rank
 from tracedoc.whatif.ledger_plays import Plays
 from tracedoc.whatif.ledger_steps import (
     StepsApart,
@@ -71,7 +70,9 @@ def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, flo
 def _first_replay(run: RunView) -> RunReplay | Refusal:
     """The replay of the step that stands for the run, if it computes: also where fixes are not predicted."""
     found = run_replay(run)
-    found = replay_closest(run) if isinstance(found, Refusal) else found
+    if isinstance(found, Refusal):
+        closest = replay_closest(run)
+        found = closest if isinstance(closest, Refusal) else in_a_row(closest, other_steps(run, closest))
     layout = None if isinstance(found, Refusal) else found.base[Scenario.LIKELY].program.layout
     nothing = layout is not None and not layout.is_cpu and not layout.computes.any()
     return Refusal("no kernel of the captured step computes") if nothing else found
@@ -94,7 +95,8 @@ def make_ledger(run: RunView) -> Ledger:
 def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     """How much shorter the mean step is without several causes together: low, likely and high, in ms.
 
-    ``None`` where none of them is in the ledger. What other steps show beyond the replayed one is added.
+    ``None`` where none of them is in the ledger. What other steps show beyond the replayed one is added. At
+    best what remains of a family takes with it what its other members cost: a free link has no late messages.
     """
     book = book_of(run)
     causes = {one.id: one for one in book.ledger.causes if one.id in ids}
@@ -108,7 +110,8 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     spread = min(_error_ms(book.replays), likely)
     late = [name for name in causes if name.startswith(RANKS)]
     spread += late_error_ms(run) if late else 0.0
-    low, high = max(min(gains.values()) - spread, least), max(gains.values()) + spread
+    best = max(_gain_of(book, causes, scenario, at_best=True) for scenario in book.plays)
+    low, high = max(min(gains.values()) - spread, least), max(*gains.values(), best) + spread
     if len(late) == len(causes):
         low, likely, high = _recurring(run, (low, likely, high))
     most = max(book.ledger.step_ms - book.ledger.ideal_ms, *gains.values())
@@ -137,12 +140,15 @@ def likely_of(run: RunView, sets: Sequence[tuple[str, ...]]) -> list[float]:
     return found
 
 
-def _gain_of(book: Book, causes: Mapping[str, LedgerCause], scenario: Scenario) -> float:
+def _gain_of(
+    book: Book, causes: Mapping[str, LedgerCause], scenario: Scenario, *, at_best: bool = False
+) -> float:
     """What some causes of a ledger give together in a scenario, and beyond the replayed step, in ms."""
     mine = [one for one in book.entries if one.id in causes]
     apart = [causes[one.id].alone_ms[1] - one.weights.alone for one in mine]
     apart += [causes[name].alone_ms[1] for name in causes if name not in {one.id for one in mine}]
-    return _together(book.plays[scenario], mine) + sum(apart)
+    plays = book.plays[scenario]
+    return (plays.gains([taken_by(mine)])[0] if at_best else _together(plays, mine)) + sum(apart)
 
 
 def _together(plays: Plays, entries: Sequence[Entry]) -> float:
@@ -179,8 +185,8 @@ def book_of(run: RunView) -> Book:
     first = _first_replay(run)
     if isinstance(first, Refusal):
         return Book(Ledger(reason=first.reason))
-    replays = (first, *other_steps(run, first))
-    by_scenario = {scenario: Plays(replays, scenario) for scenario in Scenario}
+    replays = first.steps
+    by_scenario = {scenario: Plays(first, scenario) for scenario in Scenario}
     plays = by_scenario[Scenario.LIKELY]
     families = find_families(run, replays)
     entries, total = _entries(plays, families)
@@ -286,7 +292,7 @@ def _told(
     plays = by_scenario[Scenario.LIKELY]
     programs = [one.base[Scenario.LIKELY].program for one in replays]
     large = [one for one in entries if max(one.share, one.weights.alone) >= SPLIT_FROM * plays.base_ms]
-    ranges = _ranges(_error_ms(replays), by_scenario, large)
+    ranges = _ranges(_error_ms(replays), by_scenario, large, programs)
     partners = find_partners(plays, large)
     sharers = find_sharers(plays, large)
     return [
@@ -315,21 +321,27 @@ def _ranks(run: RunView, programs: Sequence[RunProgram], entry: Entry) -> tuple[
     return tuple(sorted({*ranks_of(programs, entry.removals), *late_over_steps(run, entry.id)}))
 
 
-def _ranges(error_ms: float, by_scenario: Mapping[Scenario, Plays], entries: list[Entry]) -> dict[str, Range]:
+def _ranges(
+    error_ms: float,
+    by_scenario: Mapping[Scenario, Plays],
+    entries: list[Entry],
+    programs: Sequence[RunProgram],
+) -> dict[str, Range]:
     """What each cause gives alone in all scenarios, in ms; wider by the replays' own error.
 
-    And by what few steps leave open of the mean of many; what late ranks cost is known of all steps.
+    And by what few steps leave open of the mean of many, as what the cause takes of each varies on the worst
+    rank; what late ranks cost is known of all steps.
     """
     asked = [one.removals for one in entries]
     gains = [by_scenario[scenario].gains(asked) for scenario in (Scenario.FAST, Scenario.SLOW)]
-    of_steps = by_scenario[Scenario.LIKELY].by_step(asked)
     found: dict[str, Range] = {}
     for place, one in enumerate(entries):
         likely = one.weights.alone
         outer = [likely, *(each[place] * one.of_whole for each in gains)]
-        spread = min(error_ms, likely)
+        spread = error_ms
         if not one.id.startswith(RANKS):
-            spread += one.of_whole * mean_error(np.array(of_steps[place]))
+            spread += mean_error(taken_by_rank(programs, one.removals).max(axis=1)) / 1e6
+        spread = min(spread, likely)
         found[one.id] = (max(min(outer) - spread, 0.0), likely, max(outer) + spread)
     return found
 
@@ -382,14 +394,15 @@ def _recurring(run: RunView, alone_ms: Range) -> Range:
 
 
 def _late(run: RunView, cause: LedgerCause, most_ms: float) -> LedgerCause:
-    """A cause of late ranks whose range holds what clocks and few steps leave open.
+    """A cause of late ranks, or of their time, whose range holds what clocks and few steps leave open.
 
     It is at most what all causes cost, as far as clocks tell that.
     """
-    if not cause.id.startswith(RANKS) or cause.alone_ms[1] <= 0:
+    of_ranks = [one.startswith(RANKS) for one in (cause.id, cause.partner, cause.shared_with)]
+    if not any(of_ranks) or cause.alone_ms[1] <= 0:
         return cause
     error, most_ms = late_error_ms(run), most_ms + clock_error_ms(run)
-    low, likely, high = _recurring(run, cause.alone_ms)
+    low, likely, high = _recurring(run, cause.alone_ms) if of_ranks[0] else cause.alone_ms
     return replace(cause, alone_ms=(max(low - error, 0.0), likely, max(min(high + error, most_ms), high)))
 
 

@@ -284,7 +284,7 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
     slower = np.where(mine, _below_link(run, program), 0.0)
     # Where ranks are missing, what a part takes beyond its bytes may be waiting.
     latency = np.where(mine & joins.complete, call_latency(program, replay.splits, program.scenario), 0)
-    latency = np.rint(latency * (1.0 - slower)).astype(np.int64)
+    latency = np.rint(latency * (1.0 - slower[0])).astype(np.int64)
     deferred = program.edited(
         layout=replace(program.layout, joins=replace(joins, gradients=deferred_reductions(program)))
     )
@@ -317,7 +317,7 @@ def _messages(replay: RunReplay, program: RunProgram) -> Removal | None:
     gathers = unit_gathers(program)
     if not gathers.any():
         return _with_layout(program, _rewired(replay, program, cap_buckets, {"mib": BUCKET_MIB}))
-    merged = _rewired(replay, program, merge_units, {"count": 0.0})
+    merged = _rewired(replay, program, merge_units)
     if merged is not None:
         return merged
     joins = program.layout.joins
@@ -349,9 +349,9 @@ SLOW_LINK = 0.7
 
 
 def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
-    """By which share of each part's transfer a link that does what it should would be faster."""
+    """The shares of each part's transfer that a link saves which does what it should: likely, and at best."""
     joins = program.layout.joins
-    found = np.zeros(joins.event.size)
+    found = np.zeros((2, joins.event.size))
     for group, curve in enumerate(run.curves):
         mine = np.flatnonzero(
             (joins.group == group) & (joins.nbytes > 0) & (program.transfer > 0) & joins.complete
@@ -362,10 +362,12 @@ def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
         factor = np.array([busbw_factor(kind, joins.group_sizes[group]) for kind in joins.kinds])[
             joins.kind[mine]
         ]
-        gbps = np.array([curve.expected_gbps(size) or np.nan for size in sizes.tolist()])
+        gbps = np.array(
+            [[curve.expected_gbps(size, at_best=best) for size in sizes.tolist()] for best in (False, True)]
+        )
         should = factor * sizes / gbps
-        if should.sum() < SLOW_LINK * program.transfer[mine].sum():
-            found[mine] = np.clip(1.0 - should / program.transfer[mine], 0.0, 1.0)
+        if should[0].sum() < SLOW_LINK * program.transfer[mine].sum():
+            found[:, mine] = np.clip(1.0 - should / program.transfer[mine], 0.0, 1.0)
     return found
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.play.path_walk import PARTS
 from tracedoc.play.run_program import RunProgram
@@ -17,18 +18,23 @@ MOST_SHARE = 0.5
 """A place that is named has this share of what a cause takes, and a rank of what the worst one has."""
 
 
-def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> tuple[int, ...]:
-    """The ranks from which a cause takes most, of the programs of all played steps."""
-    ranks = programs[0].layout.ranks
-    taken = np.zeros(len(ranks))
-    for program, one in _each(programs, removals):
+def taken_by_rank(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> npt.NDArray[np.float64]:
+    """What a cause takes of the times of hosts and kernels in ns, a row for each played step, by rank."""
+    taken = np.zeros((len(programs), len(programs[0].layout.ranks)))
+    for row, program in enumerate(programs):
         layout = program.layout
         of_point = layout.rank_of_point(np.arange(layout.points))
         labels = {"dur": layout.event_rank, "lag": of_point, "own": of_point, "ready": of_point}
-        for name, label in labels.items():
-            if name in one.parts:
-                taken += one.parts[name].spread(label, taken.size)
-    worst = float(taken.max(initial=0.0))
+        for one in filter(None, (over.steps[row] for over in removals)):
+            for name in labels.keys() & one.parts.keys():
+                taken[row] += one.parts[name].spread(labels[name], taken.shape[1])
+    return taken
+
+
+def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> tuple[int, ...]:
+    """The ranks from which a cause takes most, of the programs of all played steps."""
+    taken = taken_by_rank(programs, removals).sum(axis=0)
+    worst, ranks = float(taken.max(initial=0.0)), programs[0].layout.ranks
     return tuple(rank for rank, ns in zip(ranks, taken.tolist(), strict=True) if ns >= MOST_SHARE * worst > 0)
 
 
@@ -106,13 +112,3 @@ def _stretch(program: RunProgram, at: int) -> str:
     part = f"before {part}" if part and first else part
     label = dict(zip(note.label_at.tolist(), note.labels, strict=True)).get(at - base, "")
     return f"{part}: {label}" if part and label else part or label
-
-
-def _each(
-    programs: Sequence[RunProgram], removals: Sequence[OverSteps]
-) -> Iterator[tuple[RunProgram, Removal]]:
-    """Each program with each thing that goes from it."""
-    for over in removals:
-        for program, one in zip(programs, over.steps, strict=True):
-            if one is not None:
-                yield program, one

@@ -13,21 +13,26 @@ from tracedoc.whatif.removal import OverSteps, Removal, without
 class Plays:
     """Plays the steps of a run without some causes, in one scenario, and knows what was played."""
 
-    def __init__(self, replays: Sequence[RunReplay], scenario: Scenario) -> None:
-        self._steps = [_StepPlays(replay, scenario) for replay in replays]
+    def __init__(self, replay: RunReplay, scenario: Scenario) -> None:
+        self._replay = replay
+        self._bases = [one.base[scenario].program for one in replay.steps]
+        self._scale, self._base_ns = _steps_played(replay) * 1e6, replay.base_ns(scenario)
+        self._known: dict[frozenset[int], float] = {frozenset(): 0.0}
 
     def gains(self, asked: Sequence[Iterable[OverSteps]]) -> list[float]:
         """How much shorter the mean step is without each of several lists of causes, in ms."""
-        return [sum(gains) / len(gains) for gains in self.by_step(asked)]
-
-    def by_step(self, asked: Sequence[Iterable[OverSteps]]) -> list[tuple[float, ...]]:
-        """How much shorter each step is without each of several lists of causes, in ms."""
-        lists = [tuple(one) for one in asked]
-        found = [
-            step.gains([[part for one in each if (part := one.steps[place]) is not None] for each in lists])
-            for place, step in enumerate(self._steps)
+        lists = [{id(part): part for part in one} for one in asked]
+        new = {key: one for one in lists if (key := frozenset(one)) not in self._known}
+        steps = [
+            [
+                [part for one in each.values() if (part := one.steps[place])]
+                for place in range(len(self._bases))
+            ]
+            for each in new.values()
         ]
-        return list(zip(*found, strict=True))
+        for key, step_ns in zip(new, self._played(steps), strict=True):
+            self._known[key] = max(self._base_ns - step_ns, 0.0) / self._scale
+        return [self._known[frozenset(one)] for one in lists]
 
     def more(self, given: Iterable[OverSteps], taken: Iterable[OverSteps]) -> float:
         """How much shorter the mean step is without what is taken, where what is given is gone; in ms."""
@@ -38,52 +43,32 @@ class Plays:
     @property
     def base_ms(self) -> float:
         """The mean step without a change."""
-        return sum(one.base_ms for one in self._steps) / len(self._steps)
+        return self._base_ns / self._scale
 
-
-class _StepPlays:
-    """Plays one step."""
-
-    def __init__(self, replay: RunReplay, scenario: Scenario) -> None:
-        self._replay, self._base = replay, replay.base[scenario]
-        self._scale = _steps_played(replay) * 1e6
-        self._known: dict[frozenset[int], float] = {frozenset(): 0.0}
-
-    def gains(self, lists: Sequence[Sequence[Removal]]) -> list[float]:
-        """How much shorter the step is without each of several lists of removals, in ms."""
-        keys = [frozenset(map(id, one)) for one in lists]
-        new = {key: one for key, one in zip(keys, lists, strict=True) if key not in self._known}
-        for key, step_ns in zip(new, self._played(list(new.values())), strict=True):
-            self._known[key] = max(self._base.step_ns - step_ns, 0.0) / self._scale
-        return [self._known[key] for key in keys]
-
-    @property
-    def base_ms(self) -> float:
-        """The step without a change."""
-        return self._base.step_ns / self._scale
-
-    def _played(self, lists: list[Sequence[Removal]]) -> list[float]:
-        width = self._replay.player.together(self._base.program)
+    def _played(self, lists: list[list[list[Removal]]]) -> list[float]:
+        width = self._replay.together
         found: list[float] = []
         for begin in range(0, len(lists), width):
             some = lists[begin : begin + width]
             found += self._together(some) or [self._lone(one) for one in some]
         return found
 
-    def _together(self, lists: Sequence[Sequence[Removal]]) -> list[float]:
-        """The step without each of several lists of causes; nothing where something waits for itself."""
-        base = self._base.program
+    def _together(self, lists: Sequence[Sequence[Sequence[Removal]]]) -> list[float]:
+        """The steps without each of several lists of causes; nothing where something waits for itself."""
         try:
-            return [one.step_ns for one in self._replay.player.play([without(base, one) for one in lists])]
+            return [
+                one.step_ns
+                for one in self._replay.play([list(map(without, self._bases, steps)) for steps in lists])
+            ]
         except Cyclic:
             return []
 
-    def _lone(self, removals: Sequence[Removal]) -> float:
-        """The step without causes one of which may make something wait for itself: that one stays."""
-        for kept in (removals, [one for one in removals if one.rewired is None]):
+    def _lone(self, steps: Sequence[Sequence[Removal]]) -> float:
+        """The steps without causes one of which may make something wait for itself: that one stays."""
+        for kept in (steps, [[one for one in step if one.rewired is None] for step in steps]):
             if played := self._together([kept]):
                 return played[0]
-        return self._base.step_ns
+        return self._base_ns
 
 
 def _steps_played(replay: RunReplay) -> float:

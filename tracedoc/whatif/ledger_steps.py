@@ -22,6 +22,9 @@ Floats = npt.NDArray[np.float64]
 ALIKE_STEPS = 0.02
 """Steps that differ by no more than this share are alike: all of them are like the analysed one."""
 
+NONE_LATE = 0
+"""The place of nobody beside ranks that are late."""
+
 KIND_OF = {"kernels": "ranks.compute", "input": "ranks.input"}
 """The cause of the ledger for what makes a rank late; all else is its host."""
 
@@ -72,15 +75,15 @@ def recurring_ms(run: RunView) -> tuple[float, float]:
     return max(recurs - waited, 0.0), recurs
 
 
-MOST_PLAYED = 600_000
+MOST_PLAYED = 300_000
 """Further steps are played as long as all have no more calls and GPU events than this."""
 
 
 def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
-    """The replays of the other captured steps of the same ranks, where steps differ in length.
+    """The replays of the other captured steps of the same ranks, where these differ in length or who is late.
 
     None of those that are far longer, nor of the first one: what it waits for in the step before was not
-    captured.
+    captured. Nor of one behind which the rank that is late in it would be late again, as it never is.
     """
     layout = first.base[Scenario.LIKELY].program.layout
     most = MOST_PLAYED // max(layout.points + layout.events, 1) - 1
@@ -89,15 +92,28 @@ def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
     usual = [one for one in captured.steps[1:] if one not in captured.numbers and one != first.step]
     if first.model_error_frac > WRONG or first.step not in length or first.step in captured.numbers:
         return []
-    apart = max((abs(length[one] - length[first.step]) for one in usual), default=0.0)
-    if apart <= ALIKE_STEPS * length[first.step]:
+    compared = np.array([one in (first.step, *usual) for one in captured.steps])
+    late, least = _late_ms(run, captured.steps), ALIKE_STEPS * length[first.step]
+    if max(float(np.ptp(one[compared])) for one in (captured.length_ms, *late)) <= least:
         return []
     found: list[RunReplay] = []
     for step in usual:
         made = replay_other(run, first, step) if len(found) < most else None
         if isinstance(made, RunReplay):
             found.append(made)
+    row = sorted([first.step, *(one.step for one in found)])
+    who = np.where(late.max(axis=0) > least, late.argmax(axis=0), NONE_LATE)[np.isin(captured.steps, row)]
+    twice = (who[:-1] == who[1:]) & (who[1:] == who[0])
+    if who.size > 2 and who[-1] == who[0] != NONE_LATE and not twice.any():
+        gone = row[0] if row[-1] == first.step else row[-1]
+        found = [one for one in found if one.step != gone]
     return found
+
+
+def _late_ms(run: RunView, steps: Sequence[int]) -> Floats:
+    """What late ranks cost some steps, a row each, in ms; the first row is of nobody."""
+    costs = (dict(zip(one.steps, one.gain_ns.tolist(), strict=True)) for one in stragglers(run))
+    return np.array([np.zeros(len(steps)), *([ns.get(step, 0) / 1e6 for step in steps] for ns in costs)])
 
 
 def today_ms(run: RunView, replay: RunReplay) -> float:

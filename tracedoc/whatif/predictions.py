@@ -9,12 +9,13 @@ import msgspec
 
 from tracedoc.play.path import find_path
 from tracedoc.play.run_program import RunProgram, Scenario
-from tracedoc.play.run_replay import Refusal, RunReplay, replay_run
+from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_run
 from tracedoc.play.solver import Cyclic
 from tracedoc.predicted import as_runs_differ
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.whatif.changes.change import ALL_COUNTS, Arguments, Change, NotApplicable
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
+from tracedoc.whatif.ledger_steps import other_steps
 
 NARROW = 0.05
 """Confidence is high only where the range is narrower than this share of the step."""
@@ -48,37 +49,28 @@ _Outcomes = dict[Scenario, _Outcome]
 
 @once
 def run_replay(run: RunView) -> RunReplay | Refusal:
-    """The replay of a run, made once."""
-    return replay_run(run)
+    """The replay of a run, made once: of its analysed step, and of others in a row where these differ."""
+    found = replay_run(run)
+    return found if isinstance(found, Refusal) else in_a_row(found, other_steps(run, found))
 
 
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
     """Return the step after each of several lists of changes, each list applied together, in order.
 
-    Where only a share of a change's replayed gain counts, it is a share of what it adds to the others.
     Programs are edited as they are played, some lists at a time, and of very many ranks one scenario at a
     time: each program takes megabytes then.
     """
-    lists = [*plans, *filter(None, map(_sure, plans))]
-    together = replay.player.together(replay.base[Scenario.LIKELY].program)
+    together = replay.together
     every = tuple(Scenario)
     turns = [every] if together >= len(every) else [(scenario,) for scenario in every]
     width = max(1, together // len(every))
     found: list[_Outcomes | NotApplicable] = []
-    for begin in range(0, len(lists), width):
-        found += _outcomes(replay, lists[begin : begin + width], turns)
-    sure = iter(found[len(plans) :])
+    for begin in range(0, len(plans), width):
+        found += _outcomes(replay, plans[begin : begin + width], turns)
     return [
-        one if isinstance(one, NotApplicable) else _prediction(replay, plan, one, before)
-        for plan, one in zip(plans, found, strict=False)
-        for before in [next(sure) if _sure(plan) else None]
+        one if isinstance(one, NotApplicable) else _prediction(replay, plan, one)
+        for plan, one in zip(plans, found, strict=True)
     ]
-
-
-def _sure(plan: Sequence[Request]) -> Sequence[Request]:
-    """The changes of a list whose replayed gain counts in full, where others are among them; else none."""
-    sure = [one for one in plan if CHANGES[one.name].gain_shares == ALL_COUNTS]
-    return sure if len(sure) < len(plan) else []
 
 
 def _outcomes(
@@ -103,7 +95,7 @@ def _play(
     found: list[_Outcomes | NotApplicable],
 ) -> None:
     """Add to what was ``found`` of each list of changes what it is in some scenarios, or why it cannot be."""
-    programs: list[RunProgram] = []
+    programs: list[list[RunProgram]] = []
     outcomes: list[_Outcomes] = []
     for place, (requests, known) in enumerate(zip(plans, found, strict=True)):
         if isinstance(known, NotApplicable):
@@ -114,7 +106,7 @@ def _play(
         else:
             programs += edited
             outcomes += [known] * len(edited)
-    for played, known in zip(replay.player.play(programs), outcomes, strict=True):
+    for played, known in zip(replay.play(programs), outcomes, strict=True):
         scenario, limited_by = played.program.scenario, ""
         if scenario is Scenario.LIKELY:
             limited_by = next(iter(find_path(played, replay.subject).shares()), "")
@@ -123,14 +115,20 @@ def _play(
 
 def _edited(
     replay: RunReplay, requests: Sequence[Request], scenarios: tuple[Scenario, ...]
-) -> list[RunProgram] | NotApplicable:
-    """Return the run's program after changes in some scenarios."""
+) -> list[list[RunProgram]] | NotApplicable:
+    """The programs of all steps after changes, in some scenarios.
+
+    What cannot be made to the analysed step is not made; another step to which it cannot be stays as it is.
+    """
     programs = []
     for scenario in scenarios:
-        program = apply_changes(replay, requests, scenario)
-        if isinstance(program, NotApplicable):
-            return program
-        programs.append(program)
+        made = [apply_changes(one, requests, scenario) for one in replay.steps]
+        if isinstance(made[0], NotApplicable):
+            return made[0]
+        steps = zip(replay.steps, made, strict=True)
+        programs.append(
+            [one.base[scenario].program if isinstance(to, NotApplicable) else to for one, to in steps]
+        )
     return programs
 
 
@@ -147,27 +145,16 @@ def apply_changes(
     return program
 
 
-def _prediction(
-    replay: RunReplay,
-    requests: Sequence[Request],
-    found: _Outcomes,
-    before: _Outcomes | NotApplicable | None,
-) -> Prediction:
-    """What comes of changes, as ``found``; ``before`` is what comes of those that count in full alone."""
+def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes) -> Prediction:
+    """What comes of changes, as ``found``; gains count from the step of today, for the same work."""
     changes = [CHANGES[request.name] for request in requests]
-    # Gains count from the step of today, for the same work.
-    gains = _gains(replay, found, changes)
-    sure = [one for one in changes if one.gain_shares == ALL_COUNTS]
-    known = _gains(replay, before, sure) if isinstance(before, dict) else [0.0, 0.0, 0.0]
-    shares = [prod(change.gain_shares[place] for change in changes) for place in range(3)]
-    gains = [
-        first + (gain - first) * (share if gain > first else 1.0)
-        for gain, first, share in zip(gains, known, shares, strict=True)
-    ]
+    today, units = replay.mean_ms, prod(change.units for change in changes)
+    steps = [today * found[scenario].step_ns / replay.base_ns(scenario) / units for scenario in Scenario]
+    gains = [today - step for step in (max(steps), steps[Scenario.LIKELY], min(steps))]
     spread = WIDENING * replay.model_error_frac * replay.step_ms
     if abs(gains[1]) < spread:
         spread = abs(gains[1])
-    gained = (gains[0] - spread, gains[1], min(gains[2] + spread, replay.step_ms))
+    gained = (gains[0] - spread, gains[1], min(gains[2] + spread, today))
     if replay.base[Scenario.LIKELY].program.layout.is_cpu:
         gained = as_runs_differ(gained, replay.step_ms)
     return Prediction(
@@ -182,16 +169,6 @@ def _prediction(
             )
         ),
     )
-
-
-def _gains(replay: RunReplay, found: _Outcomes, changes: Sequence[Change]) -> list[float]:
-    """How much shorter the step of ``replay`` is in the scenarios, in ms: at worst, likely, at best."""
-    units = prod(change.units for change in changes)
-    steps = [
-        replay.step_ms * found[scenario].step_ns / replay.base[scenario].step_ns / units
-        for scenario in Scenario
-    ]
-    return [replay.step_ms - step for step in (max(steps), steps[Scenario.LIKELY], min(steps))]
 
 
 def _confidence(replay: RunReplay, gain_ms: tuple[float, float, float]) -> str:

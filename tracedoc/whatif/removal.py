@@ -39,10 +39,10 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     """What goes with a cause: parts of times, waits, and the way things hang together.
 
     ``parts`` are of columns: nanoseconds ``lag``, ``own`` and ``ready`` of points, ``dur`` of events, ``gap``
-    of the time before them, ``transfer`` of the parts of collectives; ``slower`` is the share of a part's
-    transfer that a link which does what it should saves. ``dropped`` are causes that no longer hold,
-    ``alone`` parts that wait for nobody. Causes take different parts of a time, so that it does not matter in
-    which order they go.
+    of the time before them, ``transfer`` of the parts of collectives; ``slower`` are two rows: the share of a
+    part's transfer that a link saves which does what it should, and that in the fast scenario. ``dropped``
+    are causes that no longer hold, ``alone`` parts that wait for nobody. Causes take different parts of a
+    time, so that it does not matter in which order they go.
     ``rewired`` ties events to others; that is done last. With ``calls_less`` it also saves the host calls.
     ``doubt`` is by which share ``dur`` and ``lag`` may be more or less than that. ``perhaps`` is what else of
     ``lag`` goes in the fast scenario; other causes may take the same.
@@ -89,7 +89,8 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
         columns["delay"] = narrow(_minus(program.delay, gaps))
     transfer = program.transfer
     slower = [one.slower for one in removals if one.slower is not None]
-    for share in slower:
+    for likely, best in slower:
+        share = best if program.scenario is Scenario.FAST else likely
         transfer = np.rint(transfer * (1.0 - share)).astype(np.int64)
     taken = _parts(removals, "transfer")
     if taken or slower:

@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import AddedEdges, Index, RunProgram
+from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.play.scenarios import call_latency
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter, of_scenario
-from tracedoc.whatif.changes.gathers import joined, without_collectives
+from tracedoc.whatif.changes.gathers import without_collectives
 from tracedoc.whatif.changes.reductions import backward_pass
 
 MIB = 2**20
 MOST_PIECES = 64
 """A message is cut into so many pieces at most: more of them would change little."""
-
-
-def merge_buckets(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Send this many messages of gradients as one, counted from the last."""
-    together = int(arguments.number("count"))
-
-    def messages(parts: Index) -> Index:
-        return -((parts.size - 1 - np.arange(parts.size)) // together)
-
-    merged = _merged(program, arguments, messages)
-    return merged or NotApplicable("the step has no gradients in several messages")
 
 
 def cap_buckets(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -38,7 +27,7 @@ def cap_buckets(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
     if not (joins.nbytes[_reductions(program)] > 0).all():
         return NotApplicable("the sizes of the step's gradient messages are not known")
     largest = arguments.number("mib") * MIB
-    merged = _merged(program, arguments, lambda parts: _filled(joins.nbytes[parts], largest))
+    merged = _merged(program, arguments, largest)
     cut = cut_reductions(merged or program, largest, arguments.splits[program.scenario].fixed_ns)
     return cut or merged or NotApplicable("the step's gradient messages are about that large")
 
@@ -68,16 +57,12 @@ def _filled(nbytes: Int64Array, largest: float) -> Index:
     return message
 
 
-def _merged(
-    program: RunProgram, arguments: Arguments, messages: Callable[[Index], Index]
-) -> RunProgram | None:
-    """Return the program with parts of one message as one; it goes when the last of them is ready.
-
-    ``messages`` numbers, in rising order, the message of each part of a queue. ``None`` if none is merged.
-    """
-    last = np.full(program.layout.joins.event.size, NONE, dtype=np.intp)
+def _merged(program: RunProgram, arguments: Arguments, largest: float) -> RunProgram | None:
+    """The program with small parts as one, which goes when the last of them is ready; ``None`` for none."""
+    joins = program.layout.joins
+    last = np.full(joins.event.size, NONE, dtype=np.intp)
     for parts in _queues(program):
-        message = messages(parts)
+        message = _filled(joins.nbytes[parts], largest)
         last[parts] = parts[np.searchsorted(message, message, side="right") - 1]
     return merged_into_last(program, last, call_latency(program, arguments.splits, program.scenario))
 
@@ -98,7 +83,9 @@ def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> R
     removed = np.zeros(joins.event.size, dtype=bool)
     removed[gone] = True
     emptied = without_collectives(program.edited(transfer=transfer), removed)
-    return emptied.edited(lag=lag, extra=joined(program, _users_wait(program, gone, last)))
+    backward = np.flatnonzero(program.layout.event_part == Phase.BACKWARD)
+    later = ~np.isin(program.layout.cause_to, backward)
+    return carried(emptied.edited(lag=lag), program, gone, last, later)
 
 
 def _on_shared_cores(program: RunProgram, gone: Index, last: Index) -> tuple[Int64Array, Int64Array]:
@@ -128,22 +115,16 @@ def _on_shared_cores(program: RunProgram, gone: Index, last: Index) -> tuple[Int
     return np.rint(shared * beside).astype(np.int64), np.rint(lag * kept).astype(np.int64)
 
 
-def _users_wait(program: RunProgram, gone: Index, last: Index) -> AddedEdges:
-    """Tie what waited for a part to the message that now carries it, unless it ran before that message."""
-    layout, joins = program.layout, program.layout.joins
-    message = np.full(program.dur.size, NONE, dtype=np.intp)
-    message[joins.event[gone]] = joins.event[last[gone]]
-    uses = np.flatnonzero(~layout.to_host & program.active & (message[layout.cause_from] != NONE))
-    later = layout.event_part[layout.cause_to[uses]] != Phase.BACKWARD
-    uses = uses[later & ~layout.cause_back[uses]]
-    source = message[layout.cause_from[uses]]
-    return AddedEdges(
-        source=source,
-        target=layout.cause_to[uses],
-        of_point=np.zeros(uses.size, dtype=bool),
-        lag_ns=layout.cause_lag[uses],
-        back=np.zeros(uses.size, dtype=bool),
-    )
+def carried(program: RunProgram, before: RunProgram, gone: Index, carrier: Index, chosen: Mask) -> RunProgram:
+    """The program in which what waited for a part waits for the one that now carries it.
+
+    Of the causes of the program ``before`` those are ``chosen`` for which that can be said.
+    """
+    layout, joins = before.layout, before.layout.joins
+    event = np.full(layout.events, NONE, dtype=np.intp)
+    event[joins.event[gone]] = joins.event[carrier[gone]]
+    uses = chosen & ~layout.to_host & before.active & ~layout.cause_back & (event[layout.cause_from] != NONE)
+    return program.tied(event[layout.cause_from[uses]], layout.cause_to[uses], layout.cause_lag[uses])
 
 
 def cut_reductions(program: RunProgram, largest: float, fixed: Int64Array) -> RunProgram | None:
@@ -180,10 +161,7 @@ def cut_reductions(program: RunProgram, largest: float, fixed: Int64Array) -> Ru
         dur[ready] = np.rint(program.dur[ready] * (1 + program.contention * beside))
     if not ties:
         return None
-    source, target, lag = np.array(ties, dtype=np.int64).T
-    no = np.zeros(lag.size, dtype=bool)
-    extra = AddedEdges(source.astype(np.intp), target.astype(np.intp), of_point=no, lag_ns=lag, back=no)
-    return program.edited(transfer=transfer, dur=dur, extra=joined(program, extra))
+    return program.edited(transfer=transfer, dur=dur).tied(*np.array(ties, dtype=np.int64).T)
 
 
 def _large(program: RunProgram, largest: float) -> Iterator[tuple[int, int, int]]:
@@ -222,12 +200,6 @@ def _computed_between(program: RunProgram, before: int, event: int) -> Index:
 
 
 CHANGES = (
-    Change(
-        "merge-buckets",
-        "this many gradient messages become one",
-        merge_buckets,
-        (Parameter("count", "how many become one", 2.0, 2, 1024),),
-    ),
     Change(
         "cap-buckets",
         "gradients travel in messages of a size, as with bucket_cap_mb: small ones together, large ones cut",

@@ -54,12 +54,8 @@ class Arguments(msgspec.Struct, frozen=True, eq=False):
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
 
-ALL_COUNTS = (1.0, 1.0, 1.0)
-"""All of a replayed gain counts."""
-
-
 class Change(msgspec.Struct, frozen=True):
-    """A change by its name. ``gain_shares`` are the shares of what it adds that count, low to high.
+    """A change by its name.
 
     ``assumption`` may name parameters in braces. ``units`` is how many times the work of today a step does
     afterwards.
@@ -70,7 +66,6 @@ class Change(msgspec.Struct, frozen=True):
     edit: Edit
     parameters: tuple[Parameter, ...] = ()
     assumption: str = ""
-    gain_shares: tuple[float, float, float] = ALL_COUNTS
     units: float = 1.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import AddedEdges, Index, RunProgram
+from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter, of_scenario
@@ -48,14 +48,12 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
     dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
     on_launch = program.launched.copy()
     on_launch[moved] = False
-    extra = AddedEdges(
-        source=np.concatenate((layout.cause_from[ties], layout.point[joins.event[calls[launched]]])),
-        target=np.concatenate((target[pair], target[launched])),
-        of_point=np.concatenate((np.zeros(ties.size, dtype=bool), np.ones(launched.size, dtype=bool))),
-        lag_ns=np.concatenate((layout.cause_lag[ties], layout.launch_lag[joins.event[calls[launched]]])),
-        back=np.concatenate((layout.cause_back[ties], np.zeros(launched.size, dtype=bool))),
+    edited = program.edited(active=program.active & ~dropped, launched=on_launch)
+    edited = edited.tied(
+        layout.cause_from[ties], target[pair], layout.cause_lag[ties], back=layout.cause_back[ties]
     )
-    return program.edited(active=program.active & ~dropped, launched=on_launch, extra=joined(program, extra))
+    called = joins.event[calls[launched]]
+    return edited.tied(layout.point[called], target[launched], layout.launch_lag[called], of_point=True)
 
 
 def keep_gathered(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -87,17 +85,6 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
         joined=program.joined & ~chosen,
         transfer=np.where(chosen, 0, program.transfer),
         lag=lag,
-    )
-
-
-def joined(program: RunProgram, extra: AddedEdges) -> AddedEdges:
-    """Return the ties of a program and further ones."""
-    known = program.extra
-    return AddedEdges(
-        *(
-            np.concatenate((getattr(known, name), getattr(extra, name)))
-            for name in AddedEdges.__struct_fields__
-        )
     )
 
 

@@ -32,8 +32,8 @@ COMPILED_HOST = (0.2, 0.4, 0.8)
 READY_NS = 100_000
 """What it takes to be handed a batch that is ready."""
 
-FED = (0.75, 0.85, 1.0)
-"""Workers of a loader take cores from the training process: so much of the replayed gain counts."""
+STILL_WAITED = (0.0, 0.15, 0.25)
+"""Workers of a loader take cores from the training process: so much of a wait for a batch stays."""
 
 ON_CPUS = NotApplicable("the ranks compute on CPUs: the time of the host is the work itself")
 
@@ -107,7 +107,10 @@ def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     loads = layout.kind == Call.INPUT
     if not loads.any():
         return NotApplicable("no data loader is asked for a batch in the step")
-    own = np.where(loads, np.minimum(program.own, READY_NS), program.own)
+    waited = program.own.astype(np.int64)
+    waited[layout.batch_point] = layout.batch_ns
+    stays = scaled(waited, loads, of_scenario(program.scenario, *STILL_WAITED))
+    own = np.where(loads, np.maximum(np.minimum(program.own, READY_NS), stays), program.own)
     # A batch that the training thread makes takes what its call does; of workers, what passes between two.
     made = np.where(program.ready >= 0, program.ready, np.where(loads, program.own, NONE))
     return program.edited(own=own, ready=scaled(made, made >= 0, arguments.number("by")))
@@ -187,7 +190,6 @@ CHANGES = (
         feed_input,
         (Parameter("by", "time between two batches, as a share of today's; 0: always ready", 0.0, 0.0, 1.0),),
         "worker processes have spare cores (else up to a quarter of the gain is lost)",
-        FED,
     ),
     Change(
         "pin-copies",

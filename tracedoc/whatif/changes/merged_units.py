@@ -7,15 +7,13 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import AddedEdges, Index, RunProgram, Scenario
+from tracedoc.play.run_program import Index, RunProgram, Scenario
 from tracedoc.play.scenarios import call_latency
 from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.buckets import merged_into_last
-from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter, of_scenario
+from tracedoc.whatif.changes.buckets import carried, merged_into_last
+from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, of_scenario
 from tracedoc.whatif.changes.gathers import (
-    joined,
     of_units,
     started_as,
     unit_gathers,
@@ -47,8 +45,7 @@ def merge_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
     chosen = unit_gathers(program)
     if not chosen.any():
         return NotApplicable("the step gathers no sharded units")
-    count = int(arguments.number("count"))
-    queues = [Queue(parts, _groups(program, parts, count)) for parts in _queues(program, chosen)]
+    queues = [Queue(parts, _blocks(program, parts)) for parts in _queues(program, chosen)]
     if all(one.first.size == one.parts.size for one in queues):
         return NotApplicable("no block has several units")
     latency = call_latency(program, arguments.splits, program.scenario)
@@ -56,7 +53,7 @@ def merge_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
     reductions = of_units(program, program.layout.joins.gradients & program.launched)
     last = np.full(reductions.size, NONE, dtype=np.intp)
     for parts in _queues(program, reductions):
-        queue = Queue(parts, _groups(program, parts, count))
+        queue = Queue(parts, _blocks(program, parts))
         ends = np.append(queue.first[1:], parts.size) - 1
         last[parts] = parts[ends[queue.group]]
     merged = merged_into_last(merged, last, latency) or merged
@@ -75,13 +72,8 @@ def _queues(program: RunProgram, chosen: Mask) -> Iterator[Index]:
         yield parts[np.argsort(joins.event[parts], kind="stable")]
 
 
-def _groups(program: RunProgram, parts: Index, count: int) -> Index:
-    """The number of each part's group in a queue: one for each block, or for each ``count`` in a row."""
-    if count:
-        backward = program.layout.event_part[program.layout.joins.event[parts[0]]] == Phase.BACKWARD
-        place = np.arange(parts.size)
-        # Blocks are counted from the front of the model, where the backward pass ends.
-        return -((parts.size - 1 - place) // count) if backward else place // count
+def _blocks(program: RunProgram, parts: Index) -> Index:
+    """The number of each part's block in a queue, of each its own where one is not known."""
     block = program.layout.joins.block[parts]
     return np.asarray(block if (block != NONE).all() else np.arange(parts.size))
 
@@ -102,31 +94,13 @@ def _gathered_together(
     np.add.at(transfer, carrier[gone], np.maximum(program.transfer[gone] - latency[gone], 0))
     removed = np.zeros(carrier.size, dtype=bool)
     removed[gone] = True
-    ties = _users(program, gone, carrier)
+    changed, layout = program.edited(transfer=transfer), program.layout
     if moved:
-        columns = (np.concatenate(one) for one in zip(*moved, strict=True))
-        program = started_as(program.edited(transfer=transfer), *columns)
-    emptied = without_collectives(program.edited(transfer=transfer), removed)
-    layout = program.layout
+        changed = started_as(changed, *(np.concatenate(one) for one in zip(*moved, strict=True)))
+    emptied = without_collectives(changed, removed)
     used = np.isin(layout.cause_from, joins.event[gone]) & ~layout.to_host
-    return emptied.edited(active=emptied.active & ~used, extra=joined(emptied, ties))
-
-
-def _users(program: RunProgram, gone: Index, carrier: Index) -> AddedEdges:
-    """Tie what waits for a gather to the one that now carries its bytes."""
-    layout, joins = program.layout, program.layout.joins
-    event = np.full(program.dur.size, NONE, dtype=np.intp)
-    event[joins.event[gone]] = joins.event[carrier[gone]]
-    uses = np.flatnonzero(~layout.to_host & program.active & (event[layout.cause_from] != NONE))
-    uses = uses[~layout.cause_back[uses] & ~np.isin(layout.cause_to[uses], joins.event)]
-    no = np.zeros(uses.size, dtype=bool)
-    return AddedEdges(
-        event[layout.cause_from[uses]],
-        layout.cause_to[uses].astype(np.intp),
-        of_point=no,
-        lag_ns=layout.cause_lag[uses].astype(np.int64),
-        back=no,
-    )
+    emptied = emptied.edited(active=emptied.active & ~used)
+    return carried(emptied, program, gone, carrier, ~np.isin(layout.cause_to, joins.event))
 
 
 def _as_far_ahead(program: RunProgram, queue: Queue) -> tuple[Index, Index, Index]:
@@ -198,7 +172,7 @@ CHANGES = (
         "merge-units",
         "the sharded units of a block become one, gathered and reduced in one call each",
         merge_units,
-        (Parameter("count", "how many units become one; 0: those of a block", 0.0, 0, 1024),),
+        (),
         "there is memory for two gathered blocks",
     ),
 )

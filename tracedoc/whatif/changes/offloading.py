@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import AddedEdges, RunProgram
+from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, of_scenario
-from tracedoc.whatif.changes.gathers import joined
 
 UPDATE_SHARES = (0.1, 0.2, 0.35)
 """An update on the GPU takes this share of what copying the gradients to the host takes.
@@ -45,17 +44,8 @@ def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
         if layout.periodic and compute.size:
             update.append(last)
             first.append(int(compute[np.argmin(layout.point[compute])]))
-    none = np.zeros(len(update), dtype=bool)
-    extra = AddedEdges(
-        np.array(update, dtype=np.intp),
-        np.array(first, dtype=np.intp),
-        of_point=none,
-        lag_ns=np.zeros(len(update), dtype=np.int64),
-        back=~none,
-    )
-    return program.edited(
-        dur=dur, own=own, lag=lag, active=program.active & ~waits, extra=joined(program, extra)
-    )
+    edited = program.edited(dur=dur, own=own, lag=lag, active=program.active & ~waits)
+    return edited.tied(np.array(update, dtype=np.intp), np.array(first, dtype=np.intp), 0, back=True)
 
 
 CHANGES = (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import AddedEdges, Index, RunProgram
+from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import nearest
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable
-from tracedoc.whatif.changes.gathers import joined, pairs, started_as, unit_gathers
+from tracedoc.whatif.changes.gathers import pairs, started_as, unit_gathers
 from tracedoc.whatif.changes.reductions import backward_pass
 
 CALL_NS = 6_000
@@ -76,9 +76,7 @@ def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
     dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
     launched = program.launched.copy()
     launched[moved] = False
-    no = np.zeros(moved.size, dtype=bool)
-    extra = AddedEdges(ready.astype(np.intp), target.astype(np.intp), no, np.full(moved.size, CALL_NS), no)
-    return program.edited(active=program.active & ~dropped, launched=launched, extra=joined(program, extra))
+    return program.edited(active=program.active & ~dropped, launched=launched).tied(ready, target, CALL_NS)
 
 
 def gather_in_time(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -93,24 +91,17 @@ def gather_in_time(program: RunProgram, arguments: Arguments) -> RunProgram | No
         return NotApplicable("the step gathers no units one after the other")
     changed = started_as(program, moved, model, model)
     target, before = joins.event[moved], joins.event[model]
-    source, goal, lag = [before], [target], [np.zeros(moved.size, dtype=np.int64)]
     first, last = _between(np.sort(joins.event), before, target)
     jumps = first != NONE
-    source.append(before[jumps])
-    goal.append(first[jumps])
-    lag.append(program.transfer[moved[jumps]])
     place = np.full(layout.events, NONE, dtype=np.intp)
     place[target] = np.arange(moved.size)
     behind = place[before]
     follows = (behind != NONE) & (last[np.maximum(behind, 0)] != NONE)
-    source.append(last[behind[follows]])
-    goal.append(target[follows])
-    lag.append(np.zeros(int(follows.sum()), dtype=np.int64))
-    no = np.zeros(sum(one.size for one in source), dtype=bool)
-    ties = AddedEdges(np.concatenate(source), np.concatenate(goal), no, np.concatenate(lag), no)
     delay = changed.delay.astype(np.int64)
     delay[target] = UNHELD
-    return changed.edited(delay=delay, extra=joined(changed, ties))
+    changed = changed.edited(delay=delay).tied(before, target, 0)
+    changed = changed.tied(before[jumps], first[jumps], program.transfer[moved[jumps]])
+    return changed.tied(last[behind[follows]], target[follows], 0)
 
 
 def _between(events: Index, before: Index, after: Index) -> tuple[Index, Index]:

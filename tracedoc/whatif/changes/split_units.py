@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import AddedEdges, Index, RunProgram, Scenario
+from tracedoc.play.run_program import Index, RunProgram, Scenario
 from tracedoc.play.scenarios import call_latency
 from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import cut_reductions, nearest
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter
-from tracedoc.whatif.changes.gathers import joined, of_units, unit_gathers
+from tracedoc.whatif.changes.gathers import of_units, unit_gathers
 
 PASSES = ((Phase.FORWARD,), (Phase.BACKWARD, Phase.RECOMPUTE))
 
@@ -83,10 +83,8 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
         dur[computed] = np.rint(dur[computed] * (1 + program.contention * beside))
     if not ties:
         return program
-    source, target_, after, of_point = np.array(ties, dtype=np.int64).T
-    no = np.zeros(after.size, dtype=bool)
-    extra = AddedEdges(source.astype(np.intp), target_.astype(np.intp), of_point.astype(bool), after, no)
-    return program.edited(transfer=transfer, dur=dur, lag=lag, extra=joined(program, extra))
+    edited = program.edited(transfer=transfer, dur=dur, lag=lag)
+    return edited.tied(*np.array(ties, dtype=np.int64).T)
 
 
 def _spread_hooks(program: RunProgram, lag: npt.NDArray[np.int64], event: int, begins: Index) -> None:
