@@ -263,7 +263,7 @@ def on_window_start() -> Facts:
         return {}
     if watch.log is not None:
         watch.log.window(ends=False)
-    watch.samples.skip()
+    watch.samples.skip(captured=True)
     watch.memory = describe_memory()
     watch.counters = read_counters()
     watch.loader.open()

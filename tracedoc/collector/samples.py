@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from statistics import median
 from types import CodeType, FrameType
 
@@ -26,6 +26,12 @@ STUCK = 10
 
 KEPT_STACKS = 32
 KEPT_FRAMES = 60
+KEPT_STEPS = 48
+"""So many long steps are kept, and so many others."""
+
+PAUSES = 8
+"""Of a usual step so many samples are taken, at most one in 5 ms."""
+
 GROWS = 1.25
 """From one sample of a step to the next it takes this much longer, so that a long one has few."""
 
@@ -135,10 +141,41 @@ class StackTimes:
         return self._ns.copy().most_common(KEPT_STACKS)
 
 
-class StackSamples:
-    """The stacks of one thread in long steps, each with the time for which it stands.
+class SampledStep:
+    """The stacks of one step, each with the time for which it stands; ``number`` is that of the step log.
 
-    ``on_stuck`` gets the stack of a step that hangs, and ``None`` when it ends after all.
+    ``whole`` from its beginning on, else from when it took longer than usual.
+    """
+
+    __slots__ = ("beside", "long", "number", "stacks", "whole")
+
+    def __init__(self, number: int, *, whole: bool) -> None:
+        self.number, self.whole, self.long = number, whole, True
+        self.stacks, self.beside = StackTimes(), StackTimes()
+
+
+class KeptSteps:
+    """Of ever more steps some, evenly spread."""
+
+    def __init__(self) -> None:
+        self.steps: list[SampledStep] = []
+        self._seen, self._every = 0, 1
+
+    def add(self, step: SampledStep) -> None:
+        """Keep a step, unless it lies between those that are kept."""
+        if self._seen % self._every == 0:
+            self.steps.append(step)
+        self._seen += 1
+        if len(self.steps) > KEPT_STEPS:
+            self.steps, self._every = self.steps[::2], 2 * self._every
+
+
+class StackSamples:
+    """The stacks of one thread in long steps, and in some others to compare them with.
+
+    After a long step the next one is sampled from its beginning on, and that which comes as much later as the
+    last two lay apart; of the others those whose number is a power of two. ``on_stuck`` gets the stack of a
+    step that hangs, and ``None`` when it ends after all.
     """
 
     def __init__(self, on_stuck: Callable[[list[str] | None], None] = lambda stack: None) -> None:
@@ -146,8 +183,12 @@ class StackSamples:
         self._thread = threading.get_ident()
         self._lengths: deque[int] = deque(maxlen=9)
         self._began_ns, self._steps, self._slow = 0, 0, 0
-        self._ended = threading.Event()
-        self._stacks, self._beside = StackTimes(), StackTimes()
+        self._over = False
+        self._tick = threading.Event()
+        self._sampling = self._captured = False
+        self._due: frozenset[int] = frozenset()
+        self._last_long = 0
+        self._long, self._usual = KeptSteps(), KeptSteps()
         self._loop: Stack = ()
         self.lock = LockAsks()
 
@@ -157,7 +198,8 @@ class StackSamples:
 
     def end(self) -> None:
         """Watch no more."""
-        self._ended.set()
+        self._over = True
+        self._tick.set()
 
     def step(self) -> None:
         """Note that a step ended; the functions that now call the optimizer run in every step."""
@@ -167,95 +209,137 @@ class StackSamples:
         elif not self._loop:
             self._loop = stack_of(sys._getframe(), ours=True)
         self._began_ns, self._steps = now, self._steps + 1
+        if self._sampling or self._is_due():
+            self._tick.set()
 
-    def skip(self) -> None:
-        """Leave the step that runs now out: the collector itself makes it long."""
-        self._began_ns = 0
+    def skip(self, *, captured: bool = False) -> None:
+        """Leave the step that runs now out: the collector itself makes it long.
+
+        Of those ``captured`` from now on none is sampled to compare with others.
+        """
+        self._began_ns, self._captured = 0, captured
 
     def describe(self) -> Plain | None:
-        """The stacks of ``long`` of ``steps``, most time first, and the functions around every step.
+        """The sampled steps, and the functions around every step; ``None`` where no step was ``long``.
 
-        ``beside`` are those of other threads, by the time that they ran. ``None`` where no step was long.
+        Of each the ms of its ``stacks`` by their place among ``frames``, of which the first stands for those
+        with least time, and of other threads ``beside`` for as long as they ran.
         """
-        stacks = self._stacks.most()
-        if not stacks:
+        kept = sorted([*self._long.steps, *self._usual.steps], key=lambda step: step.number)
+        if not self._slow:
             return None
+        total: Counter[Stack] = Counter()
+        for step in kept:
+            for stack, ns in (*step.stacks.most(), *step.beside.most()):
+                total[stack] += ns
+        most = [stack for stack, _ in total.most_common(2 * KEPT_STACKS)]
+        place = {stack: number for number, stack in enumerate(most, 1)}
         return {
             "steps": self._steps,
             "long": self._slow,
             "loop": _words(self._loop),
-            "stacks": in_words(stacks),
-            "beside": in_words(self._beside.most()),
+            "frames": [[], *map(_words, most)],
+            "sampled": [
+                {
+                    "step": step.number,
+                    "whole": step.whole,
+                    "long": step.long,
+                    "stacks": _ms_by_frames(step.stacks, place),
+                    "beside": _ms_by_frames(step.beside, place),
+                }
+                for step in kept
+            ],
         }
+
+    def _is_due(self) -> bool:
+        """Whether the step that runs now is to be sampled from its beginning on."""
+        number = self._steps + 1
+        return number in self._due or (number & self._steps == 0 and not self._captured)
 
     def _watch(self) -> None:
         due_ns = LEAST_NS
-        while not self.lock.wait(self._ended, due_ns / 1e9):
-            began, number, lengths = self._began_ns, self._steps, list(self._lengths)
-            if not began or len(lengths) < STEPS_FOR_USUAL:
-                due_ns = LEAST_NS
+        while True:
+            self.lock.wait(self._tick, due_ns / 1e9)
+            if self._over:
+                return
+            self._tick.clear()
+            began, number = self._began_ns, self._steps + 1
+            due_ns = LEAST_NS
+            if not began or len(self._lengths) < STEPS_FOR_USUAL:
                 if began and time.perf_counter_ns() - began > STUCK_NS:
                     self._hold(number)
                 continue
             due_ns = began + self._long_ns() - time.perf_counter_ns()
-            if due_ns <= 0:
-                self._slow += 1
-                self._sample(number, self._stacks, self._beside)
-                # It shows what such a step ends with; the next one is sampled from its beginning.
-                while self._sample_whole():
-                    pass
-                due_ns = LEAST_NS
+            if due_ns > 0 and not self._is_due():
+                continue
+            self._sampling = True
+            step = self._sample(SampledStep(number, whole=due_ns > 0), began)
+            self._sampling = False
+            due_ns = 0
+            if step is not None:
+                (self._long if step.long else self._usual).add(step)
+                if step.long:
+                    self._slow += 1
+                    apart, self._last_long = number - self._last_long, number
+                    self._due = frozenset((number + 1, number + apart))
 
     def _long_ns(self) -> int:
         """From when on a step is long."""
         usual = int(median(self._lengths))
         return max(int(LONG * usual), usual + LEAST_NS)
 
-    def _sample_whole(self) -> bool:
-        """Sample a step from its beginning; return whether it was long, else what it shows is dropped."""
-        began, number, least_ns = self._began_ns, self._steps, self._long_ns()
-        stacks, beside = StackTimes(), StackTimes()
-        self._sample(number, stacks, beside, since_ns=began)
-        if not began or self._steps != number + 1 or self._lengths[-1] < least_ns:
-            return False
-        self._slow += 1
-        self._stacks.take(stacks)
-        self._beside.take(beside)
-        return True
+    def _sample(self, step: SampledStep, began: int) -> SampledStep | None:
+        """Take samples until the step ends: each stands for the time halfway to its neighbours.
 
-    def _sample(self, number: int, stacks: StackTimes, beside: StackTimes, since_ns: int = 0) -> None:
-        """Take samples until the step ends; each stands for the time since the one before."""
-        pause_ns = max(int(median(self._lengths)) // 2, LEAST_NS // 4)
-        last = since_ns or time.perf_counter_ns() - pause_ns
-        began, told = self._began_ns, False
+        ``None`` where the step is not to count, or the end of sampling came first.
+        """
+        stack: Stack | None
+        usual, long_ns = int(median(self._lengths)), self._long_ns()
+        pause_ns = max(usual // PAUSES, LEAST_NS // 4)
+        since, told = began if step.whole else began + usual, False
+        taken, stack = began, None
         ran = {one: ran_ns(one) for one in other_threads(self._thread)}
-        while self._steps == number and self._began_ns and not self._ended.wait(pause_ns / 1e9):
+        if step.whole:
+            self._tick.wait(pause_ns / 2e9)
+        while self._began_ns == began and not self._over:
             frames = sys._current_frames()
             now = time.perf_counter_ns()
-            stack = stack_of(frames.get(self._thread))
+            found = stack_of(frames.get(self._thread))
             others = {
                 one: (stack_of(frames.get(one.ident or 0)), ran_ns(one))
                 for one in other_threads(self._thread)
             }
             del frames
-            if self._steps == number:
-                stacks.add(stack, now - last)
-                for one, (of_thread, ns) in others.items():
-                    if ns > ran.get(one, ns):
-                        beside.add(of_thread, ns - ran[one])
+            if self._began_ns != began:
+                break
+            if stack is not None:
+                between = (taken + now) // 2
+                step.stacks.add(stack, between - since)
+                since = between
+            taken, stack = now, found
+            for one, (of_thread, ns) in others.items():
+                if ns > ran.get(one, ns):
+                    step.beside.add(of_thread, ns - ran[one])
             ran = {one: ns for one, (_, ns) in others.items()}
-            last, pause_ns = now, min(int(pause_ns * GROWS), STUCK_NS // 2)
-            if not told and began and now - began > max(STUCK_NS, STUCK * int(median(self._lengths))):
+            if not told and now - began > max(STUCK_NS, STUCK * usual):
                 told = True
                 self._on_stuck(script_frames(self._thread))
-        if told and not self._ended.is_set():
+            self._tick.wait(pause_ns / 1e9)
+            pause_ns = min(int(pause_ns * GROWS), STUCK_NS // 2)
+        if told and not self._over:
             self._on_stuck(None)
+        ended = self._began_ns
+        if stack is None or not ended or self._over or self._steps > step.number:
+            return None
+        step.stacks.add(stack, ended - since)
+        step.long = ended - began >= long_ns
+        return step
 
     def _hold(self, number: int) -> None:
         """Tell that one of the first steps hangs, and wait for its end."""
         self._on_stuck(script_frames(self._thread))
-        while self._steps == number:
-            if self._ended.wait(1.0):
+        while self._steps < number:
+            if self._tick.wait(1.0) and self._over:
                 return
         self._on_stuck(None)
 
@@ -287,6 +371,13 @@ def script_frames(thread: int) -> list[str]:
     del frame
     own = tuple(one for one in stack if not _is_installed(one[0].co_filename))
     return _words(own or stack)
+
+
+def _ms_by_frames(times: StackTimes, place: Mapping[Stack, int]) -> dict[str, float]:
+    found: Counter[str] = Counter()
+    for stack, ns in times.most():
+        found[str(place.get(stack, 0))] += ns
+    return {frames: ns / 1e6 for frames, ns in found.items()}
 
 
 def in_words(stacks: Iterable[tuple[Stack, int]]) -> list[Plain]:

@@ -93,18 +93,32 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Samples:
-    """Stacks of the thread that trains, in steps far longer than usual: ms and frames, innermost first.
+class SampledStep:
+    """Stacks of the thread that trains in one step: ms and frames, innermost first; some without frames.
 
-    A frame reads ``train.py(12): main@15``, which runs line 15. ``loop`` are those around every step. Of
-    ``steps`` that the rank made ``long`` were sampled. ``beside`` are those of other threads while they ran.
+    A frame reads ``train.py(12): main@15``, which runs line 15. ``number`` is that of the step log; ``whole``
+    from its beginning on, else from when it took longer than usual; ``long`` if it took far longer.
+    ``beside`` are stacks of other threads while they ran.
+    """
+
+    number: int
+    stacks: Stacks
+    beside: Stacks = ()
+    whole: bool = False
+    long: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Steps whose stacks were ``sampled``: of ``long`` ones of all ``steps`` some, and some to compare with.
+
+    ``loop`` are the frames around every step.
     """
 
     steps: int = 0
     long: int = 0
     loop: tuple[str, ...] = ()
-    stacks: Stacks = ()
-    beside: Stacks = ()
+    sampled: tuple[SampledStep, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +375,26 @@ def _samples(entry: Entry) -> Samples:
         steps=value_at(entry, "steps", int) or 0,
         long=value_at(entry, "long", int) or 0,
         loop=texts_at(entry, "loop"),
-        stacks=read_stacks(entry),
-        beside=read_stacks(entry, "beside"),
+        sampled=tuple(_sampled(entry)),
     )
+
+
+def _sampled(entry: Entry) -> Iterator[SampledStep]:
+    """The sampled steps of an entry; a stack whose frames are not there has none."""
+    tables = entry.get("frames")
+    frames = {
+        str(place): texts_at({"frames": one}, "frames")
+        for place, one in enumerate(tables if isinstance(tables, list) else ())
+    }
+
+    def stacks(one: Entry, key: str) -> Stacks:
+        times = values_at(entry_at(one, key), float)
+        return tuple((ms, frames.get(place, ())) for place, ms in times.items())
+
+    for one in entries_at(entry, "sampled"):
+        whole, long = value_at(one, "whole", bool) is True, value_at(one, "long", bool) is True
+        number = value_at(one, "step", int) or 0
+        yield SampledStep(number, stacks(one, "stacks"), stacks(one, "beside"), whole, long)
 
 
 _FRAMEWORKS = {

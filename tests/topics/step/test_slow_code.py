@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tracedoc.run.job import Job, RankJob, Samples, Stacks
+from tracedoc.run.job import Job, RankJob, SampledStep, Samples, Stacks
+from tracedoc.run.steplog import STEP, StepLog
 from tracedoc.topics.step.slow_steps import slow_steps_code, slow_steps_code_ms, slow_steps_doing
 from tracedoc.values import Unknown
 
@@ -25,9 +27,28 @@ THREAD = ("train.py(60): upload@66", "threading.py(975): run@982")
 
 
 def run_of(*stacks: tuple[float, tuple[str, ...]], beside: Stacks = ()) -> Any:
-    """One rank with these stacks of 4 long steps of 40."""
-    samples = Samples(steps=40, long=4, loop=(MAIN,), stacks=stacks, beside=beside)
-    return SimpleNamespace(job=Job((RankJob(0, samples=samples),)), kept={})
+    """One rank with these stacks of 4 long steps of 40, of which one was sampled, and a log of none."""
+    return run_of_ranks(
+        [
+            SampledStep(
+                20,
+                tuple((ms / 4, frames) for ms, frames in stacks),
+                tuple((ms / 4, frames) for ms, frames in beside),
+            )
+        ]
+    )
+
+
+def run_of_ranks(*sampled: list[SampledStep], lengths_ms: tuple[int, ...] = ()) -> Any:
+    """Ranks with 4 long steps of 40 and these samples, and the lengths of the steps that the log has."""
+    words = array("q")
+    for number, ms in enumerate(lengths_ms, 1):
+        words.extend([STEP << 32 | number, number * 10**9, ms * 10**6])
+    ranks = tuple(
+        RankJob(rank, samples=Samples(40, 4, (MAIN,), tuple(steps)), log=StepLog(rank, 0, words))
+        for rank, steps in enumerate(sampled)
+    )
+    return SimpleNamespace(job=Job(ranks), kept={}, digests=())
 
 
 @pytest.mark.parametrize(
@@ -56,3 +77,51 @@ def test_a_thread_that_ran_for_less_than_half_is_not_named(beside: Stacks) -> No
     run = run_of((400.0, (TORCH, MAIN)), beside=beside)
     assert slow_steps_code(run) == "none"
     assert isinstance(slow_steps_doing(run), Unknown)
+
+
+TRAIN = (TORCH, MAIN)
+STATISTICS = ("train.py(50): track@52", MAIN)
+BATCH = ("train.py(5): batch@6", MAIN)
+
+
+def usual(number: int, train_ms: float, batch_ms: float) -> SampledStep:
+    return SampledStep(number, ((train_ms, TRAIN), (batch_ms, BATCH)), whole=True, long=False)
+
+
+def test_what_usual_steps_do_as_well_is_not_what_slow_ones_take_longer() -> None:
+    """The batch takes 100 of 200 ms, as of a usual 150 or 140: training takes 50 more, or statistics do."""
+    trains = SampledStep(20, ((100.0, BATCH), (100.0, TRAIN)), whole=True)
+    assert slow_steps_code(run_of_ranks([usual(16, 50, 100), trains])) == "none"
+    tracks = SampledStep(20, ((100.0, BATCH), (50.0, STATISTICS), (50.0, TRAIN)), whole=True)
+    assert slow_steps_code(run_of_ranks([usual(16, 40, 100), tracks])) == "`track` (`train.py:50`)"
+
+
+def test_a_rank_is_in_it_for_half_as_long_as_the_one_that_is_longest() -> None:
+    """Of 100 ms rank 0 is in statistics for 60, rank 1 for 40 beside others' work, and rank 2 waits."""
+    shares = ((60, 40), (40, 60), (10, 90))
+    sampled = [[SampledStep(20, ((own, STATISTICS), (rest, TRAIN)))] for own, rest in shares]
+    assert slow_steps_code(run_of_ranks(*sampled)) == "`track` (`train.py:50`) on ranks 0-1"
+
+
+def test_from_one_step_on_only_what_came_then_counts() -> None:
+    """From step 31 on statistics take 60 ms more; before, two steps of 300 wrote tensors."""
+    saves = [SampledStep(number, ((200.0, SAVE),)) for number in (11, 21)]
+    tracks = [
+        SampledStep(31, ((50.0, STATISTICS), (10.0, TRAIN))),
+        SampledStep(32, ((60.0, STATISTICS), (100.0, TRAIN)), whole=True),
+        # It is no longer than those before it now, and sampled to compare with.
+        SampledStep(36, ((60.0, STATISTICS), (100.0, TRAIN)), whole=True, long=False),
+    ]
+    lengths = tuple(300 if n in (11, 21) else 100 if n <= 30 else 160 for n in range(1, 51))
+    run = run_of_ranks([usual(16, 100, 0.0), *saves, *tracks], lengths_ms=lengths)
+    assert slow_steps_code(run) == "`track` (`train.py:50`)"
+    assert isinstance(slow_steps_code_ms(run), Unknown)
+
+
+def test_at_equal_distances_only_those_count() -> None:
+    """Every tenth step evaluates; one more was long by chance, in which the loop wrote tensors."""
+    evaluate = ("train.py(70): evaluate@75", MAIN)
+    sampled = [SampledStep(number, ((50.0, evaluate),)) for number in (10, 20, 30)]
+    sampled.append(SampledStep(14, ((150.0, SAVE),)))
+    lengths = tuple(150 if n % 10 == 0 else 250 if n == 14 else 100 for n in range(1, 51))
+    assert slow_steps_code(run_of_ranks(sampled, lengths_ms=lengths)) == "`evaluate` (`train.py:70`)"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import replace
 from math import comb
 
 import msgspec
@@ -12,7 +14,7 @@ from numpy.typing import NDArray
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.code_places import NAMED_SHARE
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.run.job import RankJob
+from tracedoc.run.job import RankJob, SampledStep
 from tracedoc.timeline.script_code import CodePlace, place_of_stack
 from tracedoc.topics.host.run import crowded
 from tracedoc.topics.step.run import OUTLIER_RATIO, Ints, JobSteps, is_outlier, job_steps
@@ -272,89 +274,129 @@ DOINGS = (SAVING, LOADING, BESIDE, OTHER)
 
 
 class SlowCode(msgspec.Struct, frozen=True):
-    """The function in which long steps spend half of their time or more, and the ranks where they do.
+    """The function that takes half of what slow steps take longer, and the ranks that are in it.
 
-    Of ``steps`` that the rank longest in it made ``long`` were, and were in it for ``ms`` together. ``doing``
-    is one of :data:`DOINGS`.
+    On ``longest``, the rank that is longest in it, that is ``ms`` in each step that was sampled. ``doing`` is
+    one of :data:`DOINGS`.
     """
 
     place: CodePlace
+    longest: RankJob
     ranks: tuple[int, ...]
     doing: str
     ms: float
-    long: int
+
+
+class TakesLonger(msgspec.Struct, frozen=True):
+    """What each function takes longer in the slow steps of a rank than in others: the ms of all of them.
+
+    ``None`` stands for what the thread that trains does in every step; ``saved_ms`` is spent writing tensors.
+    """
+
     steps: int
+    total_ms: float
+    by_place: Mapping[CodePlace | None, float]
+    beside: Mapping[CodePlace | None, float]
+    saved_ms: Mapping[CodePlace | None, float]
 
 
 @once
 def slow_code(run: RunView) -> SlowCode | None:
-    """What long steps do that others do not, ``None`` where no function takes half of them on any rank.
+    """What slow steps do that others do not, ``None`` where no function takes half of that on any rank.
 
-    Ranks that wait for another one show no function of their own.
+    Where the thread that trains does what it always does, the function that another thread runs for half
+    of that time. Ranks are in it that are for half as long as the one that is longest: others wait for them.
     """
-    found: dict[CodePlace, list[SlowCode]] = {}
-    for rank in run.job.ranks if run.job is not None else ():
-        own = _of_training(rank) or _of_threads(rank)
-        if own is not None:
-            found.setdefault(own.place, []).append(own)
+    longer = [
+        (rank, _takes_longer(run, rank))
+        for rank in (run.job.ranks if run.job is not None else ())
+        if rank.samples.sampled
+    ]
+    found: list[SlowCode] = []
+    for rank, one in longer:
+        for by_place, of_threads in ((one.by_place, False), (one.beside, True)):
+            place = max(filter(None, by_place), key=lambda each: by_place[each], default=None)
+            if place is not None and by_place[place] >= NAMED_SHARE * one.total_ms > 0:
+                doing = BESIDE if of_threads else _doing(place, one)
+                found.append(SlowCode(place, rank, (), doing, by_place[place] / one.steps))
+                break
     if not found:
         return None
-    alike = max(found.values(), key=len)
-    ranks = tuple(one.ranks[0] for one in alike)
-    return msgspec.structs.replace(max(alike, key=lambda one: one.ms), ranks=ranks)
+    most = max(found, key=lambda one: (one.doing != BESIDE, one.ms))
+    involved = []
+    for rank, one in longer:
+        by_place = one.beside if most.doing == BESIDE else one.by_place
+        if by_place.get(most.place, 0.0) >= NAMED_SHARE * most.ms * one.steps > 0:
+            involved.append(rank.rank)
+    return msgspec.structs.replace(most, ranks=tuple(involved))
 
 
-def _of_training(rank: RankJob) -> SlowCode | None:
-    """What the thread that trains does in a rank's long steps for half of their time."""
-    by_place: dict[CodePlace, float] = defaultdict(float)
-    saved: dict[CodePlace, float] = defaultdict(float)
+def _doing(place: CodePlace, longer: TakesLonger) -> str:
+    if place.loading:
+        return LOADING
+    return SAVING if longer.saved_ms.get(place, 0.0) >= NAMED_SHARE * longer.by_place[place] else OTHER
+
+
+def _takes_longer(run: RunView, rank: RankJob) -> TakesLonger:
+    """What a rank does longer in the slow steps of the log that were sampled than in usual ones."""
     loop = {frame.rpartition("@")[0] for frame in rank.samples.loop}
-    for ms, frames in rank.samples.stacks:
-        place = place_of_stack(frames, loop)
-        if place is not None:
-            by_place[place] += ms
-            writes = any("torch/serialization.py" in one or "safetensors" in one for one in frames)
-            saved[place] += ms * writes
-    found = _longest(rank, by_place)
-    if found is None:
-        return None
-    saves = saved[found.place] >= NAMED_SHARE * found.ms
-    return msgspec.structs.replace(
-        found, doing=LOADING if found.place.loading else SAVING if saves else OTHER
+    slow, others = _slow_and_others(run, rank)
+    whole = sum(one.whole for one in slow)
+    by_place = _ms_by_place(slow, others, whole, loop)
+    saved: dict[CodePlace | None, float] = defaultdict(float)
+    for step in slow:
+        for ms, frames in step.stacks:
+            if any("torch/serialization.py" in one or "safetensors" in one for one in frames):
+                saved[place_of_stack(frames, loop)] += ms
+    beside = _ms_by_place(
+        [replace(one, stacks=one.beside) for one in slow],
+        [replace(one, stacks=one.beside) for one in others],
+        whole,
+        (),
     )
+    return TakesLonger(len(slow), sum(by_place.values()), by_place, beside, saved)
 
 
-def _of_threads(rank: RankJob) -> SlowCode | None:
-    """What another thread runs for half of a rank's long steps, while training does what it always does."""
-    by_place: dict[CodePlace, float] = defaultdict(float)
-    for ms, frames in rank.samples.beside:
-        if (place := place_of_stack(frames, ())) is not None:
-            by_place[place] += ms
-    return _longest(rank, by_place)
+def _slow_and_others(run: RunView, rank: RankJob) -> tuple[list[SampledStep], list[SampledStep]]:
+    """The sampled steps of a rank that are slow as the log has them, and whole usual ones."""
+    sampled, found = rank.samples.sampled, slow_steps(run)
+    pattern = found.pattern if isinstance(found, SlowSteps) else ""
+    usual = [one for one in sampled if one.whole and not one.long]
+    if isinstance(found, SlowSteps) and pattern == "from one step on":
+        before = [one for one in usual if one.number < found.start]
+        return [one for one in sampled if one.number >= found.start], before
+    if isinstance(found, SlowSteps) and pattern == "regular":
+        return [one for one in sampled if one.long and (one.number - found.start) % found.period == 0], usual
+    return [one for one in sampled if one.long], usual
 
 
-def _longest(rank: RankJob, by_place: dict[CodePlace, float]) -> SlowCode | None:
-    place = max(by_place, key=lambda one: by_place[one], default=None)
-    if place is None or by_place[place] < NAMED_SHARE * sum(ms for ms, _ in rank.samples.stacks):
-        return None
-    samples = rank.samples
-    return SlowCode(place, (rank.rank,), BESIDE, by_place[place], samples.long, samples.steps)
+def _ms_by_place(
+    slow: Sequence[SampledStep], others: Sequence[SampledStep], whole: int, loop: Container[str]
+) -> dict[CodePlace | None, float]:
+    """The ms of all slow steps in each place, without what ``whole`` usual steps are in it."""
+    found: dict[CodePlace | None, float] = defaultdict(float)
+    for steps, weight in ((slow, 1.0), (others, -whole / len(others) if others else 0.0)):
+        for step in steps:
+            for ms, frames in step.stacks:
+                found[place_of_stack(frames, loop)] += weight * ms
+    return found
 
 
 @run_fact(unit="text")
 def slow_steps_code(run: RunView) -> Value:
-    """The function of the script in which steps far longer than usual spend half of their time, or "none".
+    """The function of the script that takes half of what slow steps take longer than others, or "none".
 
-    Sampled while they run, from 1.5 times the usual step on. Where only some ranks are in it, with them: the
-    others wait. Where the thread that trains does what it always does, the function that another thread runs
-    for half of that time: one thread of a process runs Python at a time.
+    Steps are sampled from 1.5 times the usual step on, some from their beginning on. Where only some ranks
+    are in it, with them: the others wait. Where the thread that trains does what it always does, the function
+    that another thread runs for half of that time: one thread of a process runs Python at a time.
     """
-    if run.job is None or not any(one.samples.stacks for one in run.job.ranks):
+    if run.job is None or not any(one.samples.long for one in run.job.ranks):
         return NO_SAMPLES
     found = slow_code(run)
     if found is None:
         return "none"
-    ranks = "" if len(found.ranks) == len(run.job.ranks) else f" on rank {format_ranges(found.ranks)}"
+    on = "on rank" if len(found.ranks) == 1 else "on ranks"
+    ranks = "" if len(found.ranks) == len(run.job.ranks) else f" {on} {format_ranges(found.ranks)}"
     beside = " in a thread beside training" if found.doing == BESIDE else ""
     return f"{found.place}{beside}{ranks}"
 
@@ -372,23 +414,28 @@ def slow_steps_doing(run: RunView) -> Value:
 
 @run_fact(unit="ms")
 def slow_steps_code_ms(run: RunView) -> Value:
-    """What :func:`slow_steps_code` takes, spread over all steps of the rank where it takes most."""
-    found = slow_code(run)
-    return found.ms / found.steps if found is not None and found.steps else NO_FUNCTION
+    """What :func:`slow_steps_code` takes, spread over all steps, where the log shows no slow steps."""
+    found, slow = slow_code(run), slow_steps(run)
+    if found is None:
+        return NO_FUNCTION
+    if isinstance(slow, SlowSteps) and slow.pattern != "none":
+        return Unknown("the log of all steps tells what slow ones cost")
+    samples = found.longest.samples
+    return found.ms * samples.long / max(samples.steps, 1)
 
 
 @run_fact(unit="count")
 def slow_steps_sampled(run: RunView) -> Value:
     """Steps that were sampled because they took far longer than usual (:func:`slow_steps_code`)."""
     found = slow_code(run)
-    return found.long if found is not None else NO_FUNCTION
+    return found.longest.samples.long if found is not None else NO_FUNCTION
 
 
 @run_fact(unit="count")
 def slow_steps_counted(run: RunView) -> Value:
     """Steps among which those of :func:`slow_steps_sampled` are."""
     found = slow_code(run)
-    return found.steps if found is not None else NO_FUNCTION
+    return found.longest.samples.steps if found is not None else NO_FUNCTION
 
 
 # -- garbage collection
