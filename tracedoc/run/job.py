@@ -456,6 +456,7 @@ PARAMETERS, TRAINED = "parameters", "trained parameters"
 BLOCKS, BLOCK_PARAMETERS, BLOCK_CLASS = "blocks", "parameters of a block", "class of the blocks"
 HELD_DTYPE, MIXED_PRECISION = "type of parameters", "mixed precision"
 OPTIMIZER, CHECKPOINTING = "optimizer", "gradient checkpointing"
+ANOMALY_DETECTION = "torch.autograd.set_detect_anomaly"
 MICRO_BATCH, SEQUENCE = "sequences of a micro-batch", "tokens of a sequence"
 BATCH_SAMPLES = "samples of a batch"
 
@@ -494,6 +495,8 @@ def _settings(part: Entry) -> Iterator[tuple[str, str]]:
     checkpointing = value_at(model, "gradient_checkpointing", bool)
     if checkpointing is not None:
         yield CHECKPOINTING, _shown(checkpointing)
+    if value_at(entry_at(framework, "precision"), "anomaly_detection", bool):
+        yield ANOMALY_DETECTION, "True"
 
 
 def _mixed_precision(framework: Entry) -> object:

@@ -13,7 +13,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.claim import FAMILIES, Claim
 from tracedoc.ranks.strategies.decide import decide, merge, resolve_strategy
 from tracedoc.ranks.strategies.model_parallel import ONLY_PASSES_DATA, PASSES_DATA_HOW
-from tracedoc.run.job import RankJob
+from tracedoc.run.job import ANOMALY_DETECTION, RankJob
 from tracedoc.run.manifest import StepTime
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.compute.rank import has_batch_norm
@@ -312,13 +312,19 @@ _DEBUGGING = (
     _Debugging("NCCL_BLOCKING_WAIT", _is_on, _one_rank, _WAITS),
     _Debugging("TORCH_NCCL_BLOCKING_WAIT", _is_on, _one_rank, _WAITS),
     _Debugging("TORCH_NCCL_ENABLE_TIMING", _is_on, _one_rank, "each collective records two more events"),
+    _Debugging(
+        ANOMALY_DETECTION,
+        _is_on,
+        _never,
+        "each operator keeps its Python stack, and the host reads whether a gradient is NaN",
+    ),
 )
 """Debugging settings that cost speed. The collector sets none of them."""
 
 
 @run_fact(unit="text")
 def debug_settings(run: RunView) -> Value:
-    """Environment variables for debugging that cost speed, as ``CUDA_LAUNCH_BLOCKING=1``, or "none".
+    """Variables and switches for debugging that cost speed, as ``CUDA_LAUNCH_BLOCKING=1``, or "none".
 
     Left out where they change nothing: peer access on cards without it, InfiniBand on one host or where
     libfabric takes its place, NCCL's in a world of one.
@@ -341,6 +347,12 @@ def debug_settings_count(run: RunView) -> Value:
     return found if isinstance(found, Unknown) else len(found)
 
 
+@run_fact(unit="bool")
+def anomaly_detection(run: RunView) -> Value:
+    """Whether autograd looks for NaN on any rank."""
+    return NO_MANIFEST if run.job is None else any(ANOMALY_DETECTION in one.training for one in run.job.ranks)
+
+
 def _settings(run: RunView) -> dict[str, str] | Unknown:
     """What each setting costs, as ``{"NCCL_IB_DISABLE=1": "hosts exchange by sockets"}``."""
     if run.job is None:
@@ -349,7 +361,7 @@ def _settings(run: RunView) -> dict[str, str] | Unknown:
         f"{setting.name}={value}": setting.cost
         for rank in run.job.ranks
         for setting in _DEBUGGING
-        if (value := rank.variables.get(setting.name)) is not None
+        if (value := rank.variables.get(setting.name, rank.training.get(setting.name))) is not None
         and setting.holds(value)
         and not setting.harmless(run, rank)
     }
