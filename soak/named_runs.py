@@ -61,6 +61,18 @@ JOBS = {
     "padding uneven": r"Straggler.*rank 0 .*more data",
     "pinned together": r"Pinned ranks",
     "saving_thread text": r"`save_text` \(`saving_thread\.py:\d+`\) in a thread beside",
+    # After public reports, each written before it was diagnosed.
+    "anomaly_mode": r"",  # Lightning-AI/pytorch-lightning 12344
+    "replay_buffer": r"`sample` \(`replay_buffer\.py:\d+`\)",  # keiohta/tf2rl 126
+    "uncollated": r"`uncollate` \(`uncollated\.py:\d+`\)",  # BiomedSciAI/fuse-med-ml 267
+    "averaged_weights": r"`update` \(`averaged_weights\.py:\d+`\)",  # lucidrains/ema-pytorch 5
+    # huggingface/transformers 1830
+    "collate_tokens": r"Input-bound.* in `(?:tokenize_batch|pieces_of)` \(`collate_tokens\.py:\d+`\)",
+    "locked_shards": r"`read_shard` \(`locked_shards\.py:\d+`\)",  # webdataset/webdataset 386
+    "growing_metric": r"`ranked_share` \(`growing_metric\.py:\d+`\)",  # Lightning-AI/pytorch-lightning 16113
+    "best_weights": r"`(?:keep_best|names)` \(`best_weights\.py:\d+`\)",  # deepspeedai/DeepSpeed 2056
+    "drawn_bar": r"`draw_progress` \(`drawn_bar\.py:\d+`\)",  # ourownstory/neural_prophet 1054
+    "weighted_draws": r"`__iter__` \(`weighted_draws\.py:\d+`\)",  # pytorch/pytorch 32221
 }
 
 ALSO = {
@@ -69,6 +81,7 @@ ALSO = {
     "same_data": r"Unshared data",
     "padding uneven": r"the batches of rank 0 hold \d\.\d times the tokens",
     "saving_thread text": r"Move that work to a process of its own",
+    "anomaly_mode": r"set_detect_anomaly\(False\)",
 }
 """What the whole answer must say."""
 

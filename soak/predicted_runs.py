@@ -181,6 +181,24 @@ FIXED = (
             ("model(encode(texts))", "model(encoded)"),
         ),
     ),
+    Fixed(
+        "report_rank0",
+        "rank-zero-work",
+        "Take `send_metrics`",
+        (("        if rank == 0:\n", "        if rank == 0 and step % 50 == 49:\n"),),
+    ),
+    Fixed(
+        "durable_rows",
+        "script-code",
+        "Take `append_row`",
+        (
+            ("    for _ in range(80):\n", "    for step in range(80):\n"),
+            (
+                "        append_row(path, model.module)\n    path",
+                "        if step % 50 == 49:\n            append_row(path, model.module)\n    path",
+            ),
+        ),
+    ),
 )
 """The fixes, as printed for each job."""
 
