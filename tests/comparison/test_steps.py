@@ -261,3 +261,58 @@ def test_more_steps_are_needed_with_the_square_of_the_width() -> None:
     """6 % with 6 % to either side: to be surely above 2 % takes 2/3 of that width, so 2.25 times 5 steps."""
     change = StepChange(100.0, 106.0, 5, 5, 0.06, 0.0, 0.12, noise_frac=0.02)
     assert verdict_on(change).steps_needed == 12
+
+
+def with_log(
+    low_ms: float, high_ms: float, *captured_ms: float, mean_ms: float = 0.0, waited_frac: float = 0.0
+) -> Diagnosis:
+    """Return a run on CPUs with a log whose median lies between two lengths, and captured steps."""
+    facts = {
+        "logged_median_low_ms": FactRecord("ms", "run", low_ms),
+        "logged_median_high_ms": FactRecord("ms", "run", high_ms),
+        "logged_mean_step_ms": FactRecord("ms", "run", mean_ms or (low_ms + high_ms) / 2),
+        "logged_core_wait_frac": FactRecord("fraction", "run", waited_frac),
+    }
+    return replace(lasting(*captured_ms, device="CPU"), facts=facts)
+
+
+WILD = (60.0, 100.0, 80.0, 140.0, 70.0)
+"""Five captured steps that decide nothing."""
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        # Of 90 to 110 ms in half of all steps at least 25 % are saved: 67.5 / 90.
+        (with_log(60.5, 67.5, *WILD), "improved"),
+        (with_log(60.5, 67.5, *(3 * ms for ms in WILD)), "inconclusive"),  # the captured ones object
+        (with_log(78, 90, *WILD), "inconclusive"),  # perhaps as long as before
+        (with_log(90, 110, *WILD), "inconclusive"),  # logs that vary by 10 % exclude no change of 20
+        (with_log(90, 110, *WILD, mean_ms=150), "inconclusive"),
+        (with_log(130, 140, *WILD), "regressed"),
+        # A quarter of the time was waited for cores: 130 less 32 are 98.
+        (with_log(130, 140, *WILD, waited_frac=0.25), "inconclusive"),
+    ],
+)
+def test_the_log_of_all_steps_decides_where_few_captured_ones_cannot(head: Diagnosis, expected: str) -> None:
+    assert word(with_log(90, 110, *WILD), head) == expected
+
+
+def test_a_log_that_does_not_change_is_unchanged_unless_its_mean_is() -> None:
+    steady = (100.0, 100.5, 99.5, 100.2, 99.8)
+    base = with_log(99, 101, *steady)
+    assert word(base, with_log(98, 102, *reversed(steady))) == "unchanged"
+    seldom = verdict_on(step_change(base, with_log(98, 102, *reversed(steady), mean_ms=130)))
+    assert (seldom.word, seldom.why) == (
+        "inconclusive",
+        "the mean step changed, and half of all steps may take as long as before",
+    )
+    assert verdict_on(step_change(base, with_log(60, 62, *reversed(steady)))).word == "improved"
+
+
+def test_a_log_alone_tells_no_captures_of_one_program_apart() -> None:
+    """The same script, whose captured steps take as long: the others ran at another hour."""
+    steady = (100.0, 100.5, 99.5, 100.2, 99.8)
+    change = step_change(with_log(99, 101, *steady), with_log(150, 152, *reversed(steady)))
+    assert verdict_on(change).word == "regressed"
+    assert verdict_on(change, same_program=True).word == "inconclusive"

@@ -37,7 +37,9 @@ _LONGEST_MS = 1e9  # eleven days; what is longer is no step
 class StepChange(msgspec.Struct, frozen=True):
     """The steps of two runs in milliseconds, and the change from BASE to HEAD as a share of BASE.
 
-    ``low_frac`` to ``high_frac`` is the interval of 95 %; with too few steps it is all that they allow.
+    ``low_frac`` to ``high_frac`` is the interval of 95 %; with too few steps it is all that they allow. Where
+    ``logged``, it is of all steps of both runs outside their captures, and so is ``change_frac``, as medians;
+    ``mean_frac`` is that of their means, and ``captured_frac`` that of the captured steps.
     ``noise_frac`` is the change below which two captures of one job are not told apart. The waited shares are
     how much of a step training threads waited for a free core, on the rank where they did most.
     ``operators_frac`` is the change of the time in operators, for two runs on CPUs.
@@ -56,6 +58,9 @@ class StepChange(msgspec.Struct, frozen=True):
     base_unprofiled_ms: float | None = None
     head_unprofiled_ms: float | None = None
     operators_frac: float | None = None
+    logged: bool = False
+    captured_frac: float = 0.0
+    mean_frac: float = 0.0
 
 
 class StepVerdict(msgspec.Struct, frozen=True):
@@ -88,7 +93,7 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
     before, after = run_steps(base), run_steps(head)
     if not before or not after:
         return None
-    return replace(
+    found = replace(
         change_between(before, after, noise_of(on_cpu="CPU" in (base.run.device, head.run.device))),
         base_waited_frac=_waited(base, before),
         head_waited_frac=_waited(head, after),
@@ -96,6 +101,38 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
         head_unprofiled_ms=_unprofiled(head),
         operators_frac=_operators(base, head) if base.run.device == head.run.device == "CPU" else None,
     )
+    old, new = _logged(base), _logged(head)
+    if old is None or new is None:
+        return found
+    return replace(
+        found,
+        change_frac=(new.low_ms + new.high_ms) / (old.low_ms + old.high_ms) - 1,
+        low_frac=new.low_ms / old.high_ms - 1,
+        high_frac=new.high_ms / old.low_ms - 1,
+        base_waited_frac=old.waited_frac,
+        head_waited_frac=new.waited_frac,
+        logged=True,
+        captured_frac=found.change_frac,
+        mean_frac=new.mean_ms / old.mean_ms - 1,
+    )
+
+
+class _Logged(msgspec.Struct, frozen=True):
+    """The interval of the median step of a log, its mean, and for which share threads waited for cores."""
+
+    low_ms: float
+    high_ms: float
+    mean_ms: float
+    waited_frac: float
+
+
+def _logged(diagnosis: Diagnosis) -> _Logged | None:
+    """What a run's log of all steps says of them; ``None`` where it has too few."""
+    low, high = diagnosis.number("logged_median_low_ms"), diagnosis.number("logged_median_high_ms")
+    if not low or not high or not 0 < low <= high < _LONGEST_MS:
+        return None
+    mean = diagnosis.number("logged_mean_step_ms") or (low + high) / 2
+    return _Logged(low, high, mean, min(diagnosis.number("logged_core_wait_frac") or 0.0, 1.0))
 
 
 def noise_of(*, on_cpu: bool) -> float:
@@ -139,12 +176,18 @@ def verdict_on(
     if change is None:
         return StepVerdict("inconclusive", "a side has no complete step")
     counts = (change.base_steps, change.head_steps)
-    if 2 / comb(sum(counts), counts[0]) > 1 - CONFIDENCE:
+    if not change.logged and 2 / comb(sum(counts), counts[0]) > 1 - CONFIDENCE:
         few = min(counts)
         why = f"{few} complete {'step' if few == 1 else 'steps'} on a side cannot be told from noise"
         return StepVerdict("inconclusive", why, 5)
     noise = change.noise_frac
     if change.high_frac >= -noise and change.low_frac <= noise and not _agreed(change):
+        others = {"captured steps changed": change.captured_frac, "mean step changed": change.mean_frac}
+        for what, frac in others.items():
+            if abs(frac) > max(noise, UNCHANGED):
+                return StepVerdict(
+                    "inconclusive", f"the {what}, and half of all steps may take as long as before"
+                )
         if max(-change.low_frac, change.high_frac) <= max(noise, UNCHANGED):
             return StepVerdict("unchanged")
         sure = change.low_frac > 0 or change.high_frac < 0
@@ -158,6 +201,8 @@ def verdict_on(
     elif same_program and _machine_explains(change):
         taken = f"{1 + (change.operators_frac or 0.0):.2f} times as long"
         why = f"the same operators took {taken}: the machine may have been slower or faster"
+    elif same_program and change.logged and abs(change.captured_frac) <= noise:
+        why = "the captured steps do not show it, and nothing else differs"
     elif _contradicted(change):
         why = "the steps without the profiler do not agree with the captured ones"
     if why:
@@ -210,13 +255,15 @@ def _agreed(change: StepChange) -> bool:
     steps change by more than noise, in one direction, that is no chance.
     """
     base, head = change.base_unprofiled_ms, change.head_unprofiled_ms
-    if not base or not head or change.low_frac <= 0 <= change.high_frac:
+    if change.logged or not base or not head or change.low_frac <= 0 <= change.high_frac:
         return False
     sign = 1 if change.change_frac > 0 else -1
     return min(sign * change.change_frac, sign * (head / base - 1)) > change.noise_frac
 
 
 def _contradicted(change: StepChange) -> bool:
+    if change.logged:
+        return change.captured_frac * change.change_frac < 0 and abs(change.captured_frac) > change.noise_frac
     base, head = change.base_unprofiled_ms, change.head_unprofiled_ms
     if not base or not head:
         return False
@@ -231,6 +278,8 @@ def _unprofiled(diagnosis: Diagnosis) -> float | None:
 
 def _needed(change: StepChange) -> int | None:
     """Return about how many steps a side needs: an interval narrows with the root of their number."""
+    if change.logged:
+        return None
     half = (change.high_frac - change.low_frac) / 2
     size = abs(change.change_frac)
     room = size - change.noise_frac if size > change.noise_frac else UNCHANGED - size

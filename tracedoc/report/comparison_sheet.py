@@ -91,8 +91,9 @@ def _noise(found: RunComparison) -> str:
     if steps is None or found.scaling is not None:
         return ""
     change, low, high = map(percent_change, (steps.change_frac, steps.low_frac, steps.high_frac))
+    counted = "all outside the captures" if steps.logged else f"{steps.base_steps} and {steps.head_steps}"
     text = (
-        f"Steps: {steps.base_steps} and {steps.head_steps} compared, {change} (95 %: {low} to {high});"
+        f"Steps: {counted} compared, {change} (95 %: {low} to {high});"
         f" two captures of one job may differ by {format_percent(steps.noise_frac)}."
     )
     if steps.base_unprofiled_ms and steps.head_unprofiled_ms:

@@ -77,3 +77,24 @@ def test_steps_behind_the_capture_that_are_all_slow_are_compared_with_captured_o
     assert facts["slow_steps_usual_ms"].value == pytest.approx(70)
     assert facts["slow_steps_cost_ms"].value == pytest.approx(40)
     assert diagnose(tmp_path, "0 x6 100 x40").facts["slow_steps_pattern"].value == "none"
+
+
+def test_the_median_of_a_log_is_as_sure_as_the_sign_test_has_it(tmp_path: Path) -> None:
+    """100 to 200 ms in turns from both ends: of 101 steps about the 41st and the 61st, as tables have it.
+
+    Rank 1 waits 15 ms for a core in every other step: 50 of 101, of 150 ms on average.
+    """
+    ends = [100 + place // 2 if place % 2 else 200 - place // 2 for place in range(101)]
+    waits = (f"{ms} wait 15" if place % 2 else str(ms) for place, ms in enumerate(ends))
+    facts = diagnose(tmp_path, "150 x5 " + " ".join(waits)).facts
+    assert facts["logged_steps"].value == 101
+    assert facts["logged_median_low_ms"].value == pytest.approx(140, abs=1)
+    assert facts["logged_median_high_ms"].value == pytest.approx(160, abs=1)
+    assert facts["logged_core_wait_frac"].value == pytest.approx(50 * 15 / (101 * 150))
+
+
+def test_the_median_of_steps_that_last_is_less_sure(tmp_path: Path) -> None:
+    """The same lengths in order: each is as long as the one before, and the log shows one rise."""
+    facts = diagnose(tmp_path, "150 x5 " + " ".join(str(100 + place) for place in range(101))).facts
+    assert facts["logged_median_low_ms"].value == pytest.approx(100, abs=5)
+    assert facts["logged_median_high_ms"].value == pytest.approx(200, abs=5)

@@ -249,6 +249,54 @@ def gc_cost_ms(run: RunView) -> Value:
     return steps if isinstance(steps, Unknown) else float(steps.gc_cost_ns.mean()) / 1e6
 
 
+SURELY = 0.98
+"""By so many roots of their number steps lie around the median where 95 % of such samples have it."""
+
+
+def lasting(rest: NDArray[np.float64]) -> float:
+    """The correlation of each step's length with the next one's, 0 where it is negative."""
+    power = float((rest * rest).sum())
+    return max(float((rest[1:] * rest[:-1]).sum()) / power, 0.0) if power else 0.0
+
+
+def _sure_ends_ms(run: RunView) -> tuple[float, float] | Unknown:
+    """The interval of 95 % for the median step, by the sign test.
+
+    Where what makes steps long lasts, with correlation r from one to the next, n steps count as
+    n (1 - r) / (1 + r).
+    """
+    steps = job_steps(run)
+    if isinstance(steps, Unknown):
+        return steps
+    again = lasting(np.asarray(steps.length_ns - steps.median_ns, dtype=np.float64))
+    half = min(SURELY * ((1 + again) / max(1 - again, 1e-9) / steps.number.size) ** 0.5, 0.5)
+    low, high = np.quantile(steps.length_ns, (0.5 - half, 0.5 + half))
+    return float(low) / 1e6, float(high) / 1e6
+
+
+@run_fact(unit="ms")
+def logged_median_low_ms(run: RunView) -> Value:
+    """The least that the median of the logged steps may be, if they were drawn again: the end of 95 %."""
+    ends = _sure_ends_ms(run)
+    return ends if isinstance(ends, Unknown) else ends[0]
+
+
+@run_fact(unit="ms")
+def logged_median_high_ms(run: RunView) -> Value:
+    """The most that the median of the logged steps may be (:func:`logged_median_low_ms`)."""
+    ends = _sure_ends_ms(run)
+    return ends if isinstance(ends, Unknown) else ends[1]
+
+
+@run_fact(unit="fraction")
+def logged_core_wait_frac(run: RunView) -> Value:
+    """Share of the logged steps in which a training thread waited for a core, on the rank where most."""
+    ranks = _logged(run)
+    if isinstance(ranks, Unknown):
+        return ranks
+    return max(float(steps.waited_ns.sum() / steps.length_ns.sum()) for steps in ranks)
+
+
 @run_fact(unit="count")
 def step_outliers(run: RunView) -> Value:
     """The logged steps that took more than 1.5 times the median.

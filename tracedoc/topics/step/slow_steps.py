@@ -17,7 +17,7 @@ from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import RankJob, SampledStep
 from tracedoc.timeline.script_code import CodePlace, place_of_stack
 from tracedoc.topics.host.run import crowded
-from tracedoc.topics.step.run import OUTLIER_RATIO, Ints, JobSteps, is_outlier, job_steps
+from tracedoc.topics.step.run import OUTLIER_RATIO, Ints, JobSteps, is_outlier, job_steps, lasting
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
@@ -76,8 +76,8 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
     irregular = SlowSteps("none", steps.median_ns) if chance else _irregular(steps)
     regular = _regular(steps, length)
     # Outliers at equal distances are counted by both; some more lie between them by accident.
-    lasting = (_from_one_on(steps, length), _behind_capture(run, steps, length))
-    found = [one for one in (regular, *lasting) if one.cost_ns >= irregular.cost_ns / 2 and one.cost_ns]
+    later = (_from_one_on(steps, length), _behind_capture(run, steps, length))
+    found = [one for one in (regular, *later) if one.cost_ns >= irregular.cost_ns / 2 and one.cost_ns]
     return max(found or [irregular], key=lambda one: one.cost_ns)
 
 
@@ -110,8 +110,8 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
         return none
     largest = float(statistic[place - 1])
     before, after = length[:place], length[place:]
-    lasting = _lasting(np.concatenate([before - np.median(before), after - np.median(after)]))
-    chance = 2.0 * float(np.exp(-6.0 * largest**2 * (1 - lasting) / (1 + lasting) / (count**3 + count**2)))
+    again = lasting(np.concatenate([before - np.median(before), after - np.median(after)]))
+    chance = 2.0 * float(np.exp(-6.0 * largest**2 * (1 - again) / (1 + again) / (count**3 + count**2)))
     apart = float(np.quantile(after, 0.25)) > float(np.quantile(before, 0.75))
     usual = float(np.median(before))
     excess = float(np.median(after)) - usual
@@ -134,12 +134,6 @@ def _behind_capture(run: RunView, steps: JobSteps, length: Times) -> SlowSteps:
     excess = float(np.median(length)) - usual
     cost = float(length.mean()) - usual
     return SlowSteps("from one step on", usual, excess, cost, int(steps.number[0]))
-
-
-def _lasting(rest: Times) -> float:
-    """The correlation of each step's length with the next one's, 0 where it is negative."""
-    power = float((rest * rest).sum())
-    return max(float((rest[1:] * rest[:-1]).sum()) / power, 0.0) if power else 0.0
 
 
 def _regular(steps: JobSteps, length: Times) -> SlowSteps:
