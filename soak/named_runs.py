@@ -61,6 +61,16 @@ JOBS = {
     "padding uneven": r"Straggler.*rank 0 .*more data",
     "pinned together": r"Pinned ranks",
     "saving_thread text": r"`save_text` \(`saving_thread\.py:\d+`\) in a thread beside",
+    "item_per_layer": r"`check_output` \(`item_per_layer\.py:\d+`\)",
+    "small_buckets": r"Small gradient buckets",
+    "kinds ddp": r"Small gradient buckets",
+    "kinds accumulation": r"reduced in every micro-batch",
+    "kinds unused": r"Unused-parameter search|Small gradient buckets",
+    "kinds accelerate": r"Small gradient buckets",
+    "kinds lightning": r"Small gradient buckets",
+    "kinds loader": r"Input-bound",
+    "kinds collections": r"Garbage collection",
+    "kinds threads": r"Too many threads",
     # After public reports, each written before it was diagnosed.
     "anomaly_mode": r"",  # Lightning-AI/pytorch-lightning 12344
     "replay_buffer": r"`sample` \(`replay_buffer\.py:\d+`\)",  # keiohta/tf2rl 126
