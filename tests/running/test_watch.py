@@ -16,7 +16,7 @@ from tracedoc.collector.steps import StepLogWriter
 from tracedoc.errors import InputError
 from tracedoc.run.manifest import write_json
 from tracedoc.run.request import read_request
-from tracedoc.run.steplog import CAPACITY, HEADER, MAGIC, RECORD, STEP
+from tracedoc.run.steplog import BEGINS, CAPACITY, ENDS, HEADER, MAGIC, RECORD, STEP
 from tracedoc.running.watch import JobWatch, LogTail, RankSteps, write_metrics
 from tracedoc.testing.cases import draw_log
 
@@ -115,7 +115,7 @@ def test_steps_under_the_profiler_do_not_count(tmp_path: Path) -> None:
         now += 100 * MS
         writer.step(now)
         if number in (10, 20):
-            writer.window(ends=number == 20)
+            writer.window(ENDS if number == 20 else BEGINS)
     steps = RankSteps()
     steps.add(LogTail(path).read())
     # The first has no length; ten are in the window, and one has its end in it.

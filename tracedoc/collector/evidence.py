@@ -42,6 +42,7 @@ from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe
 from tracedoc.collector.samples import StackSamples, StackTimes, ThreadTimes, in_words, stack_of
 from tracedoc.collector.steps import StepLogWriter
+from tracedoc.run.steplog import BEGINS, ENDS, WRITTEN
 
 _SCHEDULE = Path("/proc/thread-self/schedstat")
 """What the Linux scheduler counts for the calling thread: ns that it ran, and ns ready without a core."""
@@ -262,7 +263,7 @@ def on_window_start() -> Facts:
     if watch is None:
         return {}
     if watch.log is not None:
-        watch.log.window(ends=False)
+        watch.log.window(BEGINS)
     watch.samples.skip(captured=True)
     watch.memory = describe_memory()
     watch.counters = read_counters()
@@ -294,7 +295,7 @@ def on_window_end() -> Facts:
     )
     watch.armed, watch.core_wait = False, None
     if watch.log is not None:
-        watch.log.window(ends=True)
+        watch.log.window(ENDS)
     watch.samples.skip()
     return {"window": window, **_so_far(watch)}
 
@@ -305,7 +306,15 @@ def on_source_step(*, ends: bool) -> Facts:
     if watch is not None:
         watch.samples.skip()
         if watch.log is not None:
-            watch.log.window(ends=ends)
+            watch.log.window(ENDS if ends else BEGINS)
+    return {}
+
+
+def on_written() -> Facts:
+    """Note that what was recorded is in its file: from the next step on nothing runs beside the job."""
+    watch = _watch()
+    if watch is not None and watch.log is not None:
+        watch.log.window(WRITTEN)
     return {}
 
 

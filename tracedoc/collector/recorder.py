@@ -406,6 +406,11 @@ class SourceStep:
         _, self._writer = self._recorder.export(target, grown, self._options.max_seconds, made)
         self._writer.start()
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the file is not complete yet."""
+        return self._writer is not None and self._writer.is_alive()
+
     def wait(self) -> None:
         """Wait until the file is written, for as long as writing may take."""
         if self._writer is not None:

@@ -140,11 +140,15 @@ class Session:
                 self._end_source()
             elif self.count == self._source_at:
                 self._begin_source()
+            elif self._writing_source is not None and not self._writing_source.is_writing:
+                self._writing_source = None
+                self._ask(evidence.on_written)
             elif self._again is not None and self.count > self._source_at:
                 self._plan_again(self._again)
         elif phase == _CLOSING and not self._is_writing():
             # From the next step on: this one still had the writer beside it.
             self._phase = _AFTER
+            self._ask(evidence.on_written)
             self._end_watch()
         if self._tells_steps:
             self._tell_step()
@@ -376,6 +380,7 @@ class Session:
                     self._writer.join(self._options.max_seconds)
             if wait and not hurried and self._phase == _CLOSING and not self._is_writing():
                 self._phase = _AFTER
+                self._ask(evidence.on_written)
                 self._end_watch()
 
     def _save(self, recorder: Recorder, grown: int, state: str, reason: str) -> None:

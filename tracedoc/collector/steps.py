@@ -172,9 +172,9 @@ class StepLogWriter:
         """Note a garbage collection that took long."""
         self._append(COLLECTION, generation, end_ns, length_ns)
 
-    def window(self, *, ends: bool) -> None:
-        """Note that the captured window begins or ends."""
-        self._append(WINDOW, int(ends), time.time_ns(), 0)
+    def window(self, what: int) -> None:
+        """Note that the captured window begins or ends, or that its file was written."""
+        self._append(WINDOW, what, time.time_ns(), 0)
 
     def close(self) -> None:
         """Write no more."""

@@ -29,7 +29,10 @@ COLLECTION = 2
 """Kind of a pause: Python collected garbage; the number is the generation."""
 
 WINDOW = 3
-"""Kind of the captured window's begin (number 0) and end (number 1); its length is 0."""
+"""Kind of what a capture does, by its number; its length is 0."""
+
+BEGINS, ENDS, WRITTEN = range(3)
+"""Recording begins, ends, and the file of what was recorded is complete."""
 
 CORE_WAIT = 4
 """How long the training thread was ready to run in a step and had no core; the number is that of the step."""

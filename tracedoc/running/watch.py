@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from tracedoc.run.steplog import (
+    BEGINS,
     CAPACITY,
     COLLECTION,
     CORE_WAIT,
@@ -137,7 +138,7 @@ class RankSteps:
         """Take new records."""
         for kind, number, end, length in records:
             if kind == WINDOW:
-                self._in_window = number == 0
+                self._in_window = number == BEGINS
                 self._skip = True
             elif kind == COLLECTION:
                 self._pause += length

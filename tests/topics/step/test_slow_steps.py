@@ -8,7 +8,7 @@ import pytest
 
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.run.steplog import HEADER, RECORD, WINDOW
+from tracedoc.run.steplog import BEGINS, ENDS, HEADER, RECORD, WINDOW, WRITTEN
 from tracedoc.testing.cases import draw_log, write_job
 from tracedoc.testing.lanes import parse_lanes
 
@@ -49,13 +49,14 @@ def test_a_job_that_gets_faster_or_recovers_is_not_slower(tmp_path: Path, log: s
     assert diagnose(tmp_path, log).facts["slow_steps_pattern"].value == "none"
 
 
-def behind_a_window(folder: Path, log: str) -> Diagnosis:
-    """The same with a window in steps 21 and 22, and 2 s of writing."""
+def behind_a_window(folder: Path, log: str, *, written_ms: int | None = None) -> Diagnosis:
+    """The same with a window in steps 21 and 22, and 2 s of writing, unless the log tells when it ended."""
     diagnose(folder, log)
     for rank in range(2):
         logged = draw_log(log, rank=rank)
         began = HEADER.unpack_from(logged)[3]
-        for number, ms in ((0, 2_050), (1, 2_300)):
+        marks = [(BEGINS, 2_050), (ENDS, 2_300)] + ([(WRITTEN, written_ms)] if written_ms else [])
+        for number, ms in marks:
             logged += RECORD.pack(number, WINDOW, began + ms * 1_000_000, 0)
         (folder / f"rank-{rank}.steps").write_bytes(logged)
     return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
@@ -68,6 +69,13 @@ def test_a_change_behind_the_capture_may_be_its_own(tmp_path: Path) -> None:
     facts = behind_a_window(tmp_path, "100 x21 160 x49").facts
     assert facts["slow_steps_pattern"].value == "from one step on"
     assert facts["slow_steps_excess_ms"].value == pytest.approx(60)
+
+
+def test_steps_count_again_once_the_trace_is_written(tmp_path: Path) -> None:
+    """70 steps of 100 ms: 21 to 23 are captured, 24 to 44 begin within 2 s; it was written in step 25."""
+    assert behind_a_window(tmp_path, "100 x70").facts["logged_steps"].value == 70 - 5 - 24
+    facts = behind_a_window(tmp_path, "100 x70", written_ms=2_450).facts
+    assert facts["logged_steps"].value == 70 - 5 - 5
 
 
 def test_steps_behind_the_capture_that_are_all_slow_are_compared_with_captured_ones(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tracedoc.facts.catalog import NO_MANIFEST, of_manifest, run_fact
 from tracedoc.ranks.run_view import RunView, meet_rarely, once
 from tracedoc.run.job import RankJob
-from tracedoc.run.steplog import COLLECTION, CORE_WAIT, STEP, WINDOW
+from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, WINDOW, WRITTEN
 from tracedoc.trace.distinct import distinct, intersection, is_among
 from tracedoc.values import Unknown, Value
 
@@ -30,7 +30,8 @@ ENOUGH_PLAIN = 5
 _QUIET_BEFORE_WRITING_NS = 2_000_000_000
 
 _WRITTEN_BYTES_PER_NS = 0.02
-"""After the capture its trace is compressed beside the job: 2 s, and 1 s for each 20 MB, are left out."""
+"""After the capture its trace is compressed beside the job: where no log tells until when, 2 s and 1 s
+for each 20 MB are left out."""
 
 Ints = NDArray[np.int64]
 
@@ -101,10 +102,12 @@ def _touched(rank: RankJob, steps: Ints) -> NDArray[np.bool_]:
     windows = rank.log.of_kind(WINDOW)
     writing_ns = _QUIET_BEFORE_WRITING_NS + int(rank.json_bytes / _WRITTEN_BYTES_PER_NS)
     for place, (which, start, _) in enumerate(windows):
-        if which == 0:
-            closing = next((end for number, end, _ in windows[place + 1 :] if number == 1), None)
-            # A capture that never ended touches all that follows.
-            until = np.iinfo(np.int64).max if closing is None else closing + writing_ns
+        if which == BEGINS:
+            until = np.iinfo(np.int64).max  # a capture that never ended touches all that follows
+            for what, end, _ in windows[place + 1 :]:
+                if what == BEGINS:
+                    break
+                until = end if what == WRITTEN else end + writing_ns
             touched |= (ends >= start) & (begins <= until)
     return touched
 
