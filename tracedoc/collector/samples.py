@@ -29,6 +29,9 @@ KEPT_FRAMES = 60
 KEPT_STEPS = 48
 """So many long steps are kept, and so many others."""
 
+OTHERS = 8
+"""Of other steps those are sampled whose number has an odd part below this: four between powers of two."""
+
 PAUSES = 8
 """Of a usual step so many samples are taken, at most one in 5 ms."""
 
@@ -174,8 +177,8 @@ class StackSamples:
     """The stacks of one thread in long steps, and in some others to compare them with.
 
     After a long step the next one is sampled from its beginning on, and that which comes as much later as the
-    last two lay apart; of the others those whose number is a power of two. ``on_stuck`` gets the stack of a
-    step that hangs, and ``None`` when it ends after all.
+    last two lay apart; of the others ever fewer: 16, 20, 24, 28, 32, 40, 48, and so on. ``on_stuck`` gets the
+    stack of a step that hangs, and ``None`` when it ends after all.
     """
 
     def __init__(self, on_stuck: Callable[[list[str] | None], None] = lambda stack: None) -> None:
@@ -220,13 +223,13 @@ class StackSamples:
         self._began_ns, self._captured = 0, captured
 
     def describe(self) -> Plain | None:
-        """The sampled steps, and the functions around every step; ``None`` where no step was ``long``.
+        """The sampled steps, of which some are ``long``, and the functions around every step, if any were.
 
         Of each the ms of its ``stacks`` by their place among ``frames``, of which the first stands for those
         with least time, and of other threads ``beside`` for as long as they ran.
         """
         kept = sorted([*self._long.steps, *self._usual.steps], key=lambda step: step.number)
-        if not self._slow:
+        if not kept:
             return None
         total: Counter[Stack] = Counter()
         for step in kept:
@@ -254,7 +257,8 @@ class StackSamples:
     def _is_due(self) -> bool:
         """Whether the step that runs now is to be sampled from its beginning on."""
         number = self._steps + 1
-        return number in self._due or (number & self._steps == 0 and not self._captured)
+        seldom = number >= 2 * OTHERS > 2 * (number // (number & -number))
+        return (seldom and not self._captured) or number in self._due
 
     def _watch(self) -> None:
         due_ns = LEAST_NS

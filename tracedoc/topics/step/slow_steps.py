@@ -258,7 +258,7 @@ def _captured_lengths(run: RunView) -> dict[int, float]:
 # -- what the script does in slow steps
 
 
-NO_SAMPLES = Unknown("no step was far longer than usual where stacks are sampled (`tracedoc collect`)")
+NO_SAMPLES = Unknown("no stacks were sampled (`tracedoc collect`)")
 
 NO_FUNCTION = Unknown("no function of long steps is known")
 
@@ -384,7 +384,7 @@ def slow_steps_code(run: RunView) -> Value:
     are in it, with them: the others wait. Where the thread that trains does what it always does, the function
     that another thread runs for half of that time: one thread of a process runs Python at a time.
     """
-    if run.job is None or not any(one.samples.long for one in run.job.ranks):
+    if run.job is None or not any(one.samples.sampled for one in run.job.ranks):
         return NO_SAMPLES
     found = slow_code(run)
     if found is None:
