@@ -96,6 +96,13 @@ def test_what_usual_steps_do_as_well_is_not_what_slow_ones_take_longer() -> None
     assert slow_steps_code(run_of_ranks([usual(16, 40, 100), tracks])) == "`track` (`train.py:50`)"
 
 
+def test_what_all_steps_do_is_not_named_for_slow_ones_without_an_order() -> None:
+    """The batch takes 200 ms, and 100 in usual steps: as if others had used the cores; 310 are its own."""
+    for batch_ms, named in ((200.0, "none"), (310.0, "`batch` (`train.py:5`)")):
+        slow = SampledStep(20, ((batch_ms, BATCH), (50.0, TRAIN)), whole=True)
+        assert slow_steps_code(run_of_ranks([usual(16, 50, 100), slow])) == named
+
+
 def test_a_rank_is_in_it_for_half_as_long_as_the_one_that_is_longest() -> None:
     """Of 100 ms rank 0 is in statistics for 60, rank 1 for 40 beside others' work, and rank 2 waits."""
     shares = ((60, 40), (40, 60), (10, 90))

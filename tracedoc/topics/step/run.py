@@ -294,6 +294,11 @@ def logged_median_high_ms(run: RunView) -> Value:
 @run_fact(unit="fraction")
 def logged_core_wait_frac(run: RunView) -> Value:
     """Share of the logged steps in which a training thread waited for a core, on the rank where most."""
+    return core_wait_share(run)
+
+
+def core_wait_share(run: RunView) -> float | Unknown:
+    """The share of :func:`logged_core_wait_frac`."""
     ranks = _logged(run)
     if isinstance(ranks, Unknown):
         return ranks

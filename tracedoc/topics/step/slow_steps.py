@@ -17,7 +17,15 @@ from tracedoc.ranks.run_view import RunView, once
 from tracedoc.run.job import RankJob, SampledStep
 from tracedoc.timeline.script_code import CodePlace, place_of_stack
 from tracedoc.topics.host.run import crowded
-from tracedoc.topics.step.run import OUTLIER_RATIO, Ints, JobSteps, is_outlier, job_steps, lasting
+from tracedoc.topics.step.run import (
+    OUTLIER_RATIO,
+    Ints,
+    JobSteps,
+    core_wait_share,
+    is_outlier,
+    job_steps,
+    lasting,
+)
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 
@@ -32,6 +40,14 @@ REPEATS_FRAC = 0.75
 
 MAX_PERIODS = 32
 """So many distances are tried, those that occur most often."""
+
+SHARED = 0.10
+"""Ranks on CPUs that wait for cores for this share of all steps share them with what makes any of them long.
+"""
+
+OWN = 2.0
+"""Of steps that are slow without an order a function is named that makes them longer by so many times what
+others are in it: all that steps do takes long when their cores are used."""
 
 LEAST_SIDE = 10
 """A job that is slower from some step on has so many steps before and after it."""
@@ -71,8 +87,11 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
     if isinstance(steps, Unknown):
         return steps
     length = steps.length_ns - steps.gc_cost_ns - steps.core_wait_cost_ns
-    # With more threads than cores, any step may take several times as long.
-    chance = any(crowded(run, digest.rank) for digest in run.digests)
+    # Where threads wait for cores in each step, any step may take several times as long.
+    waited = core_wait_share(run)
+    chance = any(crowded(run, digest.rank) for digest in run.digests) or (
+        isinstance(waited, float) and waited > SHARED and any(digest.is_cpu for digest in run.digests)
+    )
     irregular = SlowSteps("none", steps.median_ns) if chance else _irregular(steps)
     regular = _regular(steps, length)
     # Outliers at equal distances are counted by both; some more lie between them by accident.
@@ -285,6 +304,7 @@ class TakesLonger(msgspec.Struct, frozen=True):
     """What each function takes longer in the slow steps of a rank than in others: the ms of all of them.
 
     ``None`` stands for what the thread that trains does in every step; ``saved_ms`` is spent writing tensors.
+    What takes less than ``least_ms`` may do so by chance.
     """
 
     steps: int
@@ -292,6 +312,7 @@ class TakesLonger(msgspec.Struct, frozen=True):
     by_place: Mapping[CodePlace | None, float]
     beside: Mapping[CodePlace | None, float]
     saved_ms: Mapping[CodePlace | None, float]
+    least_ms: Mapping[CodePlace | None, float]
 
 
 @once
@@ -310,7 +331,9 @@ def slow_code(run: RunView) -> SlowCode | None:
     for rank, one in longer:
         for by_place, of_threads in ((one.by_place, False), (one.beside, True)):
             place = max(filter(None, by_place), key=lambda each: by_place[each], default=None)
-            if place is not None and by_place[place] >= NAMED_SHARE * one.total_ms > 0:
+            if place is None or (not of_threads and by_place[place] < one.least_ms.get(place, 0.0)):
+                continue
+            if by_place[place] >= NAMED_SHARE * one.total_ms > 0:
                 doing = BESIDE if of_threads else _doing(place, one)
                 found.append(SlowCode(place, rank, (), doing, by_place[place] / one.steps))
                 break
@@ -334,7 +357,7 @@ def _doing(place: CodePlace, longer: TakesLonger) -> str:
 def _takes_longer(run: RunView, rank: RankJob) -> TakesLonger:
     """What a rank does longer in the slow steps of the log that were sampled than in usual ones."""
     loop = {frame.rpartition("@")[0] for frame in rank.samples.loop}
-    slow, others = _slow_and_others(run, rank)
+    slow, others, ordered = _slow_and_others(run, rank)
     whole = sum(one.whole for one in slow)
     by_place = _ms_by_place(slow, others, whole, loop)
     saved: dict[CodePlace | None, float] = defaultdict(float)
@@ -348,20 +371,23 @@ def _takes_longer(run: RunView, rank: RankJob) -> TakesLonger:
         whole,
         (),
     )
-    return TakesLonger(len(slow), sum(by_place.values()), by_place, beside, saved)
+    usual = _ms_by_place(others, (), 0, loop) if not ordered else {}
+    least = {place: OWN * ms * len(slow) / len(others) for place, ms in usual.items()}
+    return TakesLonger(len(slow), sum(by_place.values()), by_place, beside, saved, least)
 
 
-def _slow_and_others(run: RunView, rank: RankJob) -> tuple[list[SampledStep], list[SampledStep]]:
-    """The sampled steps of a rank that are slow as the log has them, and whole usual ones."""
+def _slow_and_others(run: RunView, rank: RankJob) -> tuple[list[SampledStep], list[SampledStep], bool]:
+    """The sampled slow steps of a rank, whole usual ones, and whether the log has an order of slow ones."""
     sampled, found = rank.samples.sampled, slow_steps(run)
     pattern = found.pattern if isinstance(found, SlowSteps) else ""
     usual = [one for one in sampled if one.whole and not one.long]
     if isinstance(found, SlowSteps) and pattern == "from one step on":
         before = [one for one in usual if one.number < found.start]
-        return [one for one in sampled if one.number >= found.start], before
+        return [one for one in sampled if one.number >= found.start], before, True
     if isinstance(found, SlowSteps) and pattern == "regular":
-        return [one for one in sampled if one.long and (one.number - found.start) % found.period == 0], usual
-    return [one for one in sampled if one.long], usual
+        mine = [one for one in sampled if one.long and (one.number - found.start) % found.period == 0]
+        return mine, usual, True
+    return [one for one in sampled if one.long], usual, False
 
 
 def _ms_by_place(
