@@ -217,10 +217,12 @@ def _waiting_explains(change: StepChange, machine: float = 1.0) -> bool:
     waiting. HEAD's machine takes ``machine`` times as long for the same work.
     """
     ran = (1 - change.head_waited_frac) / max(1 - change.base_waited_frac, LEAST_RUN) / machine
+    # Of many steps the interval holds that some waited more than others; of few it is all that is known.
+    likely = change.logged or _agreed(change)
     if change.change_frac < 0:
-        least = change.change_frac if _agreed(change) else change.high_frac
+        least = change.change_frac if likely else change.high_frac
         return (1 + least) * ran > 1 - change.noise_frac
-    least = change.change_frac if _agreed(change) else change.low_frac
+    least = change.change_frac if likely else change.low_frac
     return (1 + least) * ran < 1 + change.noise_frac
 
 

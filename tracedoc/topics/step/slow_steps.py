@@ -378,7 +378,10 @@ def _takes_longer(run: RunView, rank: RankJob) -> TakesLonger:
 
 def _slow_and_others(run: RunView, rank: RankJob) -> tuple[list[SampledStep], list[SampledStep], bool]:
     """The sampled slow steps of a rank, whole usual ones, and whether the log has an order of slow ones."""
-    sampled, found = rank.samples.sampled, slow_steps(run)
+    found, logged = slow_steps(run), job_steps(run)
+    # What a capture or the writing of its trace touched says nothing of the job.
+    counted = set(logged.number.tolist()) if isinstance(logged, JobSteps) else None
+    sampled = [one for one in rank.samples.sampled if counted is None or one.number in counted]
     pattern = found.pattern if isinstance(found, SlowSteps) else ""
     usual = [one for one in sampled if one.whole and not one.long]
     if isinstance(found, SlowSteps) and pattern == "from one step on":
