@@ -110,27 +110,8 @@ FIXED = (
     Fixed(
         "kth_save",
         "step-outliers",
-        "Save checkpoints in the background",
-        (
-            ("import torch\n", "import torch\nimport torch.distributed.checkpoint\n"),
-            (
-                "def save_checkpoint(model, optimizer, path):\n    torch.save(",
-                "def save_checkpoint(model, optimizer, path):\n"
-                "    global saved\n"
-                "    if saved is not None:\n"
-                "        saved.result()\n"
-                "    saved = torch.distributed.checkpoint.async_save(",
-            ),
-            (".state_dict()}, path)", ".state_dict()}, checkpoint_id=path, process_group=checkpoints)"),
-            (
-                "    path = Path",
-                "    global saved, checkpoints\n"
-                "    saved = None\n"
-                '    checkpoints = torch.distributed.new_group(backend="gloo")\n'
-                "    path = Path",
-            ),
-            ("if rank == 0 and step", "if step"),
-        ),
+        "Save checkpoints less often",
+        (("step % 4 == 3", "step % 40 == 39"),),
     ),
     Fixed(
         "barrier",
