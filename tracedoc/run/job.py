@@ -443,6 +443,7 @@ def _of_rank(rank: RankJob) -> Iterator[tuple[str, str]]:
         ("DDP static graph", buckets.static_graph),
         ("DDP gradients as bucket view", buckets.as_view),
         ("CPU cores of a rank", rank.cores),
+        ("threads of an operator", rank.threads),
     ):
         if given is not None:
             yield name, _shown(given)
