@@ -43,7 +43,7 @@ JOBS = {
     "kth_save": r"`save_checkpoint` \(`kth_save\.py:\d+`\) on rank 0",
     "python_tokens": r"`encode` \(`python_tokens\.py:\d+`\)",
     "no_no_sync": r"reduced in every micro-batch",
-    "recompute": r"activations are computed again",
+    "recompute": r"activations are computed twice",
     "mesh_rank3": r"rank 3(?:, which)? spends .* in `prepare` \(`mesh_rank3\.py:\d+`\)",
     "late_onset": r"longer from step \d+ on .* in `track_statistics` \(`late_onset\.py:\d+`\)",
     "local_sgd": r"rank 1(?:, which)? spends .* in `augment` \(`local_sgd\.py:\d+`\)",
