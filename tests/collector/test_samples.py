@@ -107,7 +107,7 @@ def test_of_many_long_steps_some_are_kept_evenly_spread() -> None:
     for number in range(1000):
         kept.add(SampledStep(number, whole=False))
     numbers = [one.number for one in kept.steps]
-    assert samples.KEPT_STEPS // 2 <= len(numbers) <= samples.KEPT_STEPS
+    assert samples.SAMPLED_KEPT // 2 <= len(numbers) <= samples.SAMPLED_KEPT
     assert len({later - earlier for earlier, later in pairwise(numbers)}) == 1
 
 

@@ -26,7 +26,7 @@ STUCK = 10
 
 KEPT_STACKS = 32
 KEPT_FRAMES = 60
-KEPT_STEPS = 48
+SAMPLED_KEPT = 48
 """So many long steps are kept, and so many others."""
 
 OTHERS = 8
@@ -169,7 +169,7 @@ class KeptSteps:
         if self._seen % self._every == 0:
             self.steps.append(step)
         self._seen += 1
-        if len(self.steps) > KEPT_STEPS:
+        if len(self.steps) > SAMPLED_KEPT:
             self.steps, self._every = self.steps[::2], 2 * self._every
 
 
