@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tracedoc.errors import Limit
-from tracedoc.run.machine import Machine, Stacks, read_machine, read_stacks
+from tracedoc.run.machine import Machine, Samples, Stacks, read_machine, read_samples, read_stacks
 from tracedoc.run.manifest import Manifest, ManifestRank, StepTime
 from tracedoc.run.steplog import StepLog, read_step_log
 from tracedoc.run.untrusted import (
@@ -93,35 +93,6 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledStep:
-    """Stacks of the thread that trains in one step: ms and frames, innermost first; some without frames.
-
-    A frame reads ``train.py(12): main@15``, which runs line 15. ``number`` is that of the step log; ``whole``
-    from its beginning on, else from when it took longer than usual; ``long`` if it took far longer.
-    ``beside`` are stacks of other threads while they ran.
-    """
-
-    number: int
-    stacks: Stacks
-    beside: Stacks = ()
-    whole: bool = False
-    long: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Steps whose stacks were ``sampled``: of ``long`` ones of all ``steps`` some, and some to compare with.
-
-    ``loop`` are the frames around every step.
-    """
-
-    steps: int = 0
-    long: int = 0
-    loop: tuple[str, ...] = ()
-    sampled: tuple[SampledStep, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class RankJob:
     """What one rank recorded about itself.
 
@@ -164,7 +135,7 @@ class RankJob:
     source: str = ""
     log: StepLog | None = None
     compiled: Mapping[str, int] = field(default_factory=dict)
-    samples: Samples = Samples()
+    samples: Samples = field(default_factory=Samples)
     collecting: Stacks = ()
     collect_calls_ms: float = 0.0
     machine: Machine = field(default_factory=Machine)
@@ -288,7 +259,7 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         source=str(_beside(entry, "source", folder, unusable) or ""),
         log=_log(entry, folder, unusable) if with_log else None,
         compiled=values_at(entry_at(framework, "compile"), int) | values_at(entry_at(part, "compile"), int),
-        samples=_samples(entry_at(part, "samples")),
+        samples=read_samples(entry_at(part, "samples")),
         collecting=read_stacks(entry_at(part, "collections")),
         collect_calls_ms=value_at(entry_at(part, "collections"), "asked_ms", float) or 0.0,
         machine=read_machine(part),
@@ -368,33 +339,6 @@ def _buckets(entries: Sequence[Entry]) -> Buckets:
             as_view=value_at(entry, "gradient_as_bucket_view", bool),
         )
     return Buckets()
-
-
-def _samples(entry: Entry) -> Samples:
-    return Samples(
-        steps=value_at(entry, "steps", int) or 0,
-        long=value_at(entry, "long", int) or 0,
-        loop=texts_at(entry, "loop"),
-        sampled=tuple(_sampled(entry)),
-    )
-
-
-def _sampled(entry: Entry) -> Iterator[SampledStep]:
-    """The sampled steps of an entry; a stack whose frames are not there has none."""
-    tables = entry.get("frames")
-    frames = {
-        str(place): texts_at({"frames": one}, "frames")
-        for place, one in enumerate(tables if isinstance(tables, list) else ())
-    }
-
-    def stacks(one: Entry, key: str) -> Stacks:
-        times = values_at(entry_at(one, key), float)
-        return tuple((ms, frames.get(place, ())) for place, ms in times.items())
-
-    for one in entries_at(entry, "sampled"):
-        whole, long = value_at(one, "whole", bool) is True, value_at(one, "long", bool) is True
-        number = value_at(one, "step", int) or 0
-        yield SampledStep(number, stacks(one, "stacks"), stacks(one, "beside"), whole, long)
 
 
 _FRAMEWORKS = {

@@ -5,7 +5,7 @@ What is missing or of another type is unknown, as everywhere in a manifest. Stan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tracedoc.run.untrusted import Entry, entries_at, entry_at, texts_at, value_at, values_at
@@ -168,3 +168,60 @@ def read_stacks(entry: Entry, key: str = "stacks") -> Stacks:
     """The stacks that an entry lists."""
     stacks = ((value_at(one, "ms", float), texts_at(one, "frames")) for one in entries_at(entry, key))
     return tuple((ms, frames) for ms, frames in stacks if ms and frames)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledStep:
+    """Stacks of the thread that trains in one step: ms and frames, innermost first; some without frames.
+
+    A frame reads ``train.py(12): main@15``, which runs line 15. ``number`` is that of the step log; ``whole``
+    from its beginning on, else from when it took longer than usual; ``long`` if it took far longer.
+    ``beside`` are stacks of other threads while they ran.
+    """
+
+    number: int
+    stacks: Stacks
+    beside: Stacks = ()
+    whole: bool = False
+    long: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Steps whose stacks were ``sampled``: of ``long`` ones of all ``steps`` some, and some to compare with.
+
+    ``loop`` are the frames around every step.
+    """
+
+    steps: int = 0
+    long: int = 0
+    loop: tuple[str, ...] = ()
+    sampled: tuple[SampledStep, ...] = ()
+
+
+def read_samples(entry: Entry) -> Samples:
+    """The steps whose stacks an entry has."""
+    return Samples(
+        steps=value_at(entry, "steps", int) or 0,
+        long=value_at(entry, "long", int) or 0,
+        loop=texts_at(entry, "loop"),
+        sampled=tuple(_sampled(entry)),
+    )
+
+
+def _sampled(entry: Entry) -> Iterator[SampledStep]:
+    """The sampled steps of an entry; a stack whose frames are not there has none."""
+    tables = entry.get("frames")
+    frames = {
+        str(place): texts_at({"frames": one}, "frames")
+        for place, one in enumerate(tables if isinstance(tables, list) else ())
+    }
+
+    def stacks(one: Entry, key: str) -> Stacks:
+        times = values_at(entry_at(one, key), float)
+        return tuple((ms, frames.get(place, ())) for place, ms in times.items())
+
+    for one in entries_at(entry, "sampled"):
+        whole, long = value_at(one, "whole", bool) is True, value_at(one, "long", bool) is True
+        number = value_at(one, "step", int) or 0
+        yield SampledStep(number, stacks(one, "stacks"), stacks(one, "beside"), whole, long)

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.code_places import NAMED_SHARE
 from tracedoc.ranks.run_view import RunView, once
-from tracedoc.run.job import RankJob, SampledStep
+from tracedoc.run.job import RankJob
+from tracedoc.run.machine import SampledStep
 from tracedoc.timeline.script_code import CodePlace, place_of_stack
 from tracedoc.topics.host.run import crowded
 from tracedoc.topics.step.run import (
@@ -95,7 +96,9 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
     irregular = SlowSteps("none", steps.median_ns) if chance else _irregular(steps)
     regular = _regular(steps, length)
     # Outliers at equal distances are counted by both; some more lie between them by accident.
-    later = (_from_one_on(steps, length), _behind_capture(run, steps, length))
+    later = [_from_one_on(steps, length)]
+    if not chance:
+        later.append(_behind_capture(run, steps, length))
     found = [one for one in (regular, *later) if one.cost_ns >= irregular.cost_ns / 2 and one.cost_ns]
     return max(found or [irregular], key=lambda one: one.cost_ns)
 
