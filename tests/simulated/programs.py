@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import ceil, exp
+from statistics import fmean
 
 from tests.simulated.machine import Copy, Free, Host, Instruction, Kernel, Mark, Meet, Sync, Wait
 from tests.simulated.spec import Job
@@ -115,9 +116,14 @@ class _Writer:
         job = self.job
         uneven = job.fault("uneven")
         assert uneven is not None
-        if self.even:
-            return exp(uneven.amount**2 / 2)
-        return exp(uneven.amount * job.normal("length", replica, self.step, self.part))
+        parts = range(job.micro_batches)
+
+        def length(replica: int, part: int) -> float:
+            return exp(uneven.amount * job.normal("length", replica, self.step, part))
+
+        if self.even:  # the same samples, dealt out evenly
+            return fmean(length(one, part) for one in range(job.replicas) for part in parts)
+        return length(replica, self.part)
 
     def _kernel(self, ms: float, name: str, op: str, place: tuple[object, ...]) -> Kernel:
         job = self.job
@@ -345,7 +351,7 @@ class _Writer:
         ends = (other, self.rank) if receives else (self.rank, other)
         edge = min(stage, stage + towards)
         key = (self.step, way, self.part, edge, ends)
-        stream = 30 + 2 * (towards > 0) + receives
+        stream = 30 + 2 * other + receives  # as NCCL has them: what two ranks send each other keeps its order
         meet = self._meet(
             "recv" if receives else "send", key, tuple(sorted(ends)), job.activation_mib, 2.0,
             stream=stream, peer=other, after_compute=not receives,

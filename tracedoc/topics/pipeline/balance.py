@@ -13,10 +13,10 @@ from tracedoc.ranks.arrival_replay import (
     arrival_replay,
     gains_of_launches,
     gains_of_work,
-    gains_without,
 )
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.spans import Int64Array
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.sync_path import Action
 from tracedoc.topics.pipeline.stages import (
     CpuWork,
@@ -31,6 +31,7 @@ from tracedoc.topics.pipeline.stages import (
 )
 from tracedoc.topics.straggler.slow_gpus import Slowness, slowness_by_rank
 from tracedoc.topics.straggler.work_before import CAUSES, host_surplus_ns, host_us
+from tracedoc.trace.distinct import is_among
 
 SLOWER = 0.05
 """Replicas whose passes differ by less do the same work."""
@@ -81,10 +82,9 @@ def even_gain_ns(run: RunView) -> Int64Array | None:
         return np.zeros(len(found.steps), dtype=np.int64)
     work = np.array(plan.work_ns, dtype=np.float64)
     for alike in _alike(run, plan, found):
-        lengths = [float(work[places].sum()) for places in alike]
-        mean = sum(lengths) / len(lengths)
-        for places, length in zip(alike, lengths, strict=True):
-            work[places] *= mean / length if length > 0 else 1.0
+        lengths = alike.lengths(work)
+        for places, length in zip(alike.passes, lengths.tolist(), strict=True):
+            work[places] *= lengths.mean() / length if length > 0 else 1.0
     _even_out_rest(run, plan, found, work)
     return gains_of_work(plan, work, found.steps)
 
@@ -100,7 +100,7 @@ def pass_ratios(run: RunView) -> Floats:
     if found is not None and plan is not None and found.whole:
         work = np.array(plan.work_ns, dtype=np.float64)
         for alike in _alike(run, plan, found):
-            lengths = np.array([work[places].sum() for places in alike])
+            lengths = alike.lengths(work)
             if lengths.size > len(found.steps) * len(found.stages[0]) and lengths.mean() > 0:
                 ratios.extend((lengths / lengths.mean()).tolist())
     return np.array(ratios)
@@ -189,21 +189,51 @@ def _even_out_rest(run: RunView, plan: ArrivalReplay, found: Pipeline, work: Flo
             work[rest] *= least / length if length > 0 else 1.0
 
 
-def _alike(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[list[Places]]:
+class _Alike(msgspec.Struct, frozen=True, eq=False):
+    """The passes of one kind through a stage: each one's actions, and the rank (a position) that it is of."""
+
+    passes: list[Places]
+    ranks: list[int]
+
+    def lengths(self, work: Floats) -> Floats:
+        """How long each takes, where actions take these times."""
+        return np.array([work[places].sum() for places in self.passes])
+
+
+def _alike(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[_Alike]:
     """The passes of all ranks, those of one stage and kind together."""
-    passes: dict[tuple[int, tuple[int, ...]], list[Places]] = defaultdict(list)
+    kinds: dict[tuple[int, tuple[int, ...]], _Alike] = defaultdict(lambda: _Alike([], []))
     for place in range(len(run.digests)):
         stage = found.stage_of(place)
         if stage >= 0:
             for kind, places in _passes(run, plan, found, place):
-                passes[stage, kind].append(places)
-    return list(passes.values())
+                kinds[stage, kind].passes.append(places)
+                kinds[stage, kind].ranks.append(place)
+    return list(kinds.values())
+
+
+def _usually_longer(run: RunView, plan: ArrivalReplay, found: Pipeline) -> dict[int, float]:
+    """How many times the median of its replicas most passes of a rank take: three in four, at the least.
+
+    A rank whose samples are longer by chance has passes that are shorter as well. Ranks without a pass to
+    compare are left out.
+    """
+    work = np.array(plan.work_ns, dtype=np.float64)
+    ratios: dict[int, list[float]] = defaultdict(list)
+    for alike in _alike(run, plan, found):
+        lengths, ranks = alike.lengths(work), np.array(alike.ranks)
+        for place in set(alike.ranks):
+            others = lengths[ranks != place]
+            usual = np.median(others) if others.size else 0.0
+            if usual > 0:
+                ratios[place].extend((lengths[ranks == place] / usual).tolist())
+    return {place: float(np.quantile(found, 0.25)) for place, found in ratios.items()}
 
 
 def _passes(
     run: RunView, plan: ArrivalReplay, found: Pipeline, place: int
 ) -> Iterator[tuple[tuple[int, ...], Places]]:
-    """Yield the work of one rank between its sends, with what kind it is of.
+    """Yield the work of one rank between its sends in the steps of a pipeline, with what kind it is of.
 
     The kind is which way the send before and the one after go (0 where the step begins or ends), and how many
     kernels run in between, which do not depend on how long samples are.
@@ -218,8 +248,13 @@ def _passes(
     kind[ready] = table.kind[item[ready] - plan.offsets[place]]
     sent = np.where(ready & sends[kind], ways[kind], 0)
     kernels = path.kernels[position - plan.parts()[place].start]
-    edges = np.flatnonzero((sent != 0) | (action == int(Action.STEP)))
+    begins = action == int(Action.STEP)
+    edges = np.flatnonzero((sent != 0) | begins)
+    whole = np.append(is_among(plan.steps[place], found.steps), False)
+    step = np.maximum.accumulate(np.where(begins, item, -1))
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        if step[begin] < 0 or not whole[step[begin]]:
+            continue
         like = (int(sent[begin]), int(sent[end]), int(kernels[begin + 1 : end + 1].sum()))
         yield like, position[begin + 1 : end + 1]
 
@@ -234,17 +269,47 @@ def _with_replicas(found: Pipeline) -> Iterator[tuple[int, list[int]]]:
 def _slow_on_gpus(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[SlowWorker]:
     """The ranks whose passes take longer than those of their replicas, or whose GPU is idle for longer."""
     workers = []
-    idle = _idle_ns(run, found.steps)
+    idle, most = _idle_ns(run, found.steps), _usually_longer(run, plan, found)
     for place, others in _with_replicas(found):
         usual = np.median(found.pass_ns[others], axis=0)
         longer = found.pass_ns[place] - usual
-        if longer.mean() >= SLOWER * usual.mean():
+        if longer.mean() >= SLOWER * usual.mean() and most.get(place, np.inf) >= 1 + SLOWER:
             gain = _gain_of_usual_passes(run, plan, found, place, usual)
-            workers.append(SlowWorker(place, gain, _in_kernels(longer)))
-        elif (idle[place] - np.median(idle[others], axis=0)).mean() >= SLOWER * usual.mean():
-            gain = gains_without(run, place, found.steps)
-            workers.append(SlowWorker(place, gain))
+            workers.append(SlowWorker(place, gain, _longer_at(run, place, others, found.steps, longer)))
+            continue
+        away = np.maximum(idle[place] - np.median(idle[others], axis=0), 0)
+        if away.mean() >= SLOWER * usual.mean():
+            earlier = dict(zip(found.steps, away.astype(np.int64).tolist(), strict=True))
+            gain = gains_of_launches(plan, place, earlier, found.steps)
+            workers.append(SlowWorker(place, gain, _longer_at(run, place, others, found.steps, away)))
     return workers
+
+
+def _longer_at(
+    run: RunView, place: int, others: list[int], steps: tuple[int, ...], longer_ns: Floats
+) -> Int64Array:
+    """What a rank is longer at than its replicas in each step, by :data:`CAUSES`: ``longer_ns`` in all.
+
+    All of it is in kernels where nothing shows what else.
+    """
+    found = _in_kernels(longer_ns)
+    for number, step in enumerate(steps):
+        usual = np.median([_spent_us(run.digests[other], step) for other in others], axis=0)
+        more = np.maximum(_spent_us(run.digests[place], step) - usual, 0)
+        if more.any():
+            found[number] = more * (found[number].sum() / more.sum())
+    return found
+
+
+def _spent_us(digest: RankDigest, step: int) -> Int64Array:
+    """What a device did in a step, and where it was idle its host, by :data:`CAUSES`; without communication.
+
+    What a host does instead of launching is Python.
+    """
+    (shown,) = (one for one in digest.steps if one.index == step)
+    spent = {"kernels": shown.budget.compute_ns, "copy": shown.budget.exposed_copy_ns, **shown.idle_ns}
+    spent["python"] = spent.pop("launch", 0)
+    return np.array([spent.get(cause, 0) // 1000 for cause in CAUSES])
 
 
 def _in_kernels(longer_ns: Floats) -> Int64Array:
