@@ -133,3 +133,13 @@ def test_a_gather_waits_for_the_unit_before_the_last_whether_the_host_waits_or_n
     assert graph.calls.kind[target].tolist() == [int(Call.SYNC)]
     assert graph.waits.own_ns[target].tolist() == [0 if ended == 4.0 else 10_000]
     assert not graph.waits.of(Cause.SYNC)[0].size
+
+
+@pytest.mark.parametrize(("start", "needed"), [(5.2, True), (4.0, False)], ids=["behind it", "beside it"])
+def test_what_is_copied_to_the_host_was_computed_before(start: float, needed: bool, tmp_path: Path) -> None:
+    """Nothing but data holds up the copy on a stream of its own, once the host does not wait before it."""
+    builder = TraceBuilder().step(0, 0, 20).kernel("sgemm", 1, 5, launch_ms=0.5)
+    builder.copy("DtoH", start, start + 2, 1 << 24, stream=21, launch_ms=start - 0.1)
+    graph = graph_of(builder, tmp_path)
+    source, target = graph.waits.of(Cause.DATA)
+    assert list(zip(source.tolist(), target.tolist(), strict=True)) == ([(0, 1)] if needed else [])

@@ -26,7 +26,8 @@ def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
     backward pass returns; FSDP and ZeRO-3 make it wait for a unit's gather before the unit computes, and
     gather what the optimizer has updated. ZeRO and Megatron gather all parameters after that, before the
     next step computes. What a stage of a pipeline has received is what it computes with next, also where it
-    came while the stage was busy. A pair that the trace contradicts is left out.
+    came while the stage was busy. What is copied to the host has been computed before. A pair that the trace
+    contradicts is left out.
     """
     gathered = _gathers(timeline, device)
     updated = _updates(device, _other_gathers(device, gathered))
@@ -37,13 +38,14 @@ def data_needs(timeline: RankTimeline, device: DeviceEvents) -> Part:
         _joined([_of_class(device, receives) for receives in _classes(device, _receives(timeline))]),
         _updates(device, gathered),
         updated,
+        _copied_out(device),
     ]
     source, target = _joined(parts)
     lag = np.zeros(source.size, dtype=np.int64)
-    updates = parts[4][0].size + parts[5][0].size
-    if updates:
-        seen = device.start_ns[target[-updates:]] - device.end_ns[source[-updates:]]
-        lag[-updates:] = np.clip(seen, 0, ISSUE_LAG_NS)
+    computed = sum(one[0].size for one in parts[4:])
+    if computed:
+        seen = device.start_ns[target[-computed:]] - device.end_ns[source[-computed:]]
+        lag[-computed:] = np.clip(seen, 0, ISSUE_LAG_NS)
     return Cause.DATA, source, target, lag
 
 
@@ -101,13 +103,25 @@ def _uses(
 
 def _updates(device: DeviceEvents, gathered: Int64Array) -> tuple[Int64Array, Int64Array]:
     """Return the last compute launched before each gather, where that is of the optimizer, and the gather."""
-    target, compute = gathered[gathered >= 0], device.compute.events
+    source, target = _computed_before(device, gathered[gathered >= 0])
+    optimizes = (device.part[source] == Phase.OPTIMIZER) | (device.group[source] == Group.OPTIMIZER)
+    return source[optimizes], target[optimizes]
+
+
+def _copied_out(device: DeviceEvents) -> tuple[Int64Array, Int64Array]:
+    """Return the last compute launched before each copy to the host on another stream, and the copy."""
+    copies = (device.group == Group.COPY_OUT) & (device.stream != device.compute_stream)
+    return _computed_before(device, np.flatnonzero(copies).astype(np.int64))
+
+
+def _computed_before(device: DeviceEvents, target: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the last compute launched before each of some events, where it had ended, and the event."""
+    compute = device.compute.events
     place = np.searchsorted(device.compute.launched_ns, device.launched_ns[target]) - 1
     known = (place >= 0) & (device.launched_ns[target] != UNLAUNCHED)
-    source, target = compute[place[known]], target[known]
-    optimizes = (device.part[source] == Phase.OPTIMIZER) | (device.group[source] == Group.OPTIMIZER)
-    right = optimizes & (device.end_ns[source] <= device.start_ns[target])
-    return source[right].astype(np.int64), target[right]
+    source, target = compute[place[known]].astype(np.int64), target[known]
+    right = device.end_ns[source] <= device.start_ns[target]
+    return source[right], target[right]
 
 
 def _other_gathers(device: DeviceEvents, gathered: Int64Array) -> Int64Array:
