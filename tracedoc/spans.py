@@ -166,6 +166,11 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
             np.minimum(self.ends[first:last], end_ns),
         )
 
+    def at_least(self, length_ns: int) -> Spans:
+        """Return the intervals that last so long."""
+        kept = self.ends - self.starts >= length_ns
+        return Spans(self.starts[kept], self.ends[kept])
+
     def first_ns(self, length_ns: int) -> Spans:
         """Return the earliest part of this set that is ``length_ns`` long, all of it where it is shorter."""
         lengths = self.ends - self.starts

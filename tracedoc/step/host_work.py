@@ -16,7 +16,6 @@ from tracedoc.timeline.host import (
     WorkBefore,
     host_phases,
     rank_work,
-    with_pauses_behind_waits,
     work_before_collectives,
 )
 from tracedoc.timeline.script_code import CodePlace, places_of_timeline
@@ -93,7 +92,7 @@ def host_digest(timeline: RankTimeline, away: Spans) -> HostDigest | None:
     host = host_phases(timeline)
     return HostDigest(
         work_ns=tuple(int(total) for total in totals),
-        before=work_before_collectives(timeline, with_pauses_behind_waits(timeline, work), host),
+        before=work_before_collectives(timeline, work, host),
         syncs=sync_totals(timeline, host)[:MAX_SYNCS],
         away=away_totals(timeline, host, away)[:MAX_SYNCS],
         code=places_of_timeline(timeline),

@@ -114,10 +114,9 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
         found[Doing.COMPUTING] = quiet.operators
     if timeline.is_cpu and timeline.idle is not None:
         idle = timeline.idle.spans["unknown"] | timeline.idle.spans["gc"]
-        long = idle.ends - idle.starts >= CPU_IDLE_NS
         if timeline.phases is not None:
             found[Doing.RECOMPUTING] = timeline.phases.host_spans(Phase.RECOMPUTE) - idle
-        found[Doing.NOTHING] = Spans(idle.starts[long], idle.ends[long])
+        found[Doing.NOTHING] = idle.at_least(CPU_IDLE_NS)
     return found
 
 

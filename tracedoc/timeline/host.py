@@ -8,7 +8,6 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from tracedoc.idle_causes import CAUSES, LATE_LAUNCH
 from tracedoc.spans import Int64Array, Spans
@@ -51,20 +50,14 @@ _MATRIX_OPERATOR = re.compile(
 )
 
 
-PAUSE_NS = 1_000_000
-"""Between two calls of a host that launches lie microseconds of Python; after this it does something else."""
-
-
 class Work(msgspec.Struct, frozen=True, eq=False):
     """What a rank did, as sets of time by the names in :data:`WORK` that occur; and when its kernels start.
 
     The sets are disjoint, but that "compute" holds "matrix", and "python" holds "dispatch".
-    ``in_calls`` is when a launching thread is inside an operator or a runtime call; empty in a CPU trace.
     """
 
     spans: Mapping[str, Spans]
     compute_starts: Int64Array
-    in_calls: Spans
 
     def within(self, starts: npt.ArrayLike, ends: npt.ArrayLike) -> Int64Array:
         """Return the nanoseconds of each interval ``[starts[i], ends[i])`` by cause: a row an interval.
@@ -93,7 +86,6 @@ def rank_work(timeline: RankTimeline) -> Work | None:
         "copy": activity.exposed_copy,
     } | {cause: spans for cause, spans in idle.spans.items() if cause != "launch"}
     late = idle.spans["launch"]
-    busy = Spans.empty() if timeline.is_cpu else _in_calls(timeline)
     if timeline.is_cpu:
         loading = timeline.host_delays.input - activity.comm
         found |= {name: found[name] - loading for name in ("matrix", "compute")} | {"input": loading}
@@ -101,24 +93,8 @@ def rank_work(timeline: RankTimeline) -> Work | None:
         optimizer = optimizer_spans(timeline)
         found["optimizer"] = late & optimizer
         found["python"] = late - optimizer
-        found["dispatch"] = found["python"] & busy
-    return Work({name: spans for name, spans in found.items() if len(spans)}, compute_starts, busy)
-
-
-def with_pauses_behind_waits(timeline: RankTimeline, work: Work) -> Work:
-    """The work by which ranks are compared: where a host long calls nothing behind a wait, that is Python.
-
-    The device is idle behind a wait until the host has launched again. A host that sleeps meanwhile shows
-    neither operator nor call; its peers, which wait as well, launch at once.
-    """
-    sync = work.spans.get("sync")
-    if timeline.is_cpu or sync is None:
-        return work
-    quiet = sync - work.in_calls
-    long = quiet.ends - quiet.starts >= PAUSE_NS
-    pauses = Spans(quiet.starts[long], quiet.ends[long])
-    python = work.spans.get("python", Spans.empty()) | pauses
-    return replace(work, spans={**work.spans, "sync": sync - pauses, "python": python})
+        found["dispatch"] = found["python"] & _in_calls(timeline)
+    return Work({name: spans for name, spans in found.items() if len(spans)}, compute_starts)
 
 
 def _in_calls(timeline: RankTimeline) -> Spans:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tracedoc.idle_causes import CAUSES
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import Activity, GpuEvents
-from tracedoc.timeline.lags import LONGEST_LATENCY_NS
+from tracedoc.timeline.lags import LONGEST_LATENCY_NS, PAUSE_NS
 from tracedoc.timeline.quiet import Quiet
 from tracedoc.timeline.syncs import NOTHING_FOLLOWS, Syncs, find_syncs
 from tracedoc.trace import vocabulary
@@ -129,7 +129,9 @@ def idle_causes(
     further: with nothing after it, the device is idle for want of launches.
     """
     idle = activity.busy.complement(min(activity.start_ns, windows[0]), max(activity.end_ns, windows[1]))
-    syncs = find_syncs(trace, events, device, idle, host.input | host.allocator)
+    # Behind a wait the device is idle until the host launches: what that pauses meanwhile is no waiting.
+    pauses = (quiet.pauses & idle).at_least(PAUSE_NS)
+    syncs = find_syncs(trace, events, device, idle, host.input | host.allocator | pauses)
     long = idle.ends - idle.starts > LONGEST_LATENCY_NS
     gaps = Spans(idle.starts[long], idle.ends[long])
     found: dict[str, Spans] = {}

@@ -37,6 +37,9 @@ QUIET_NS = 200_000
 """An operator that only launches, or only looks at shapes, takes less; one that calls nothing for this long
 computes on the CPU."""
 
+PAUSE_NS = 1_000_000
+"""Between two calls of a host that launches lie microseconds of Python; after this it does something else."""
+
 USUAL_GAP_NS = 1_500
 LONGEST_GAP_NS = 10_000
 """From one event of a stream to the next that was queued: 1 to 3 us are measured."""

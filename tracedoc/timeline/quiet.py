@@ -18,13 +18,15 @@ class Quiet(msgspec.Struct, frozen=True, eq=False):
 
     ``loading``: the first launch of a kernel, and what the operator that makes it does before: code is
     loaded, a library is initialised. ``compiling``: what precedes the first launch of a kernel that a fuser
-    generated. ``operators``: other times inside an operator, which computes on the CPU. ``long_launches`` are
-    calls that take long though their kernel is loaded.
+    generated. ``operators``: other times inside an operator, which computes on the CPU. ``pauses``: long ones
+    outside of all of them, in Python, a file, or a sleep. ``long_launches`` are calls that take long though
+    their kernel is loaded.
     """
 
     loading: Spans
     compiling: Spans
     operators: Spans
+    pauses: Spans
     long_launches: Spans
 
 
@@ -51,12 +53,13 @@ def find_quiet(trace: Trace, events: GpuEvents, threads: npt.NDArray[np.int32]) 
     generated[opens] = trace.named_among(rows[last[opens]], vocabulary.is_generated_kernel)
     of_call = opens & ~generated
     of_call[of_call] = _within_one(trace, begin[of_call], launched[last[of_call]])
-    inside = Spans.of(begin, end) & _operators(trace, threads)
+    quiet, inside = Spans.of(begin, end), _operators(trace, threads)
     loading, compiling = Spans.of(begin[of_call], end[of_call]), Spans.of(begin[generated], end[generated])
     return Quiet(
         loading=loading | Spans.of(trace.ts_ns[slow], trace.end_ns[slow]),
         compiling=compiling,
-        operators=_long(inside - loading - compiling),
+        operators=((quiet & inside) - loading - compiling).at_least(QUIET_NS),
+        pauses=quiet - inside - loading - compiling,
         long_launches=Spans.of(trace.ts_ns[others], trace.end_ns[others]),
     )
 
@@ -100,7 +103,3 @@ def _within_one(trace: Trace, begin: Int64Array, launched: Int64Array) -> npt.ND
     held = [bool(((starts <= a) & (ends > b)).any()) for a, b in zip(begin, launched, strict=True)]
     return np.array(held, dtype=bool)
 
-
-def _long(spans: Spans) -> Spans:
-    kept = spans.ends - spans.starts >= QUIET_NS
-    return Spans(spans.starts[kept], spans.ends[kept])

@@ -18,8 +18,11 @@ def facts_of(path: Path) -> dict[str, Value]:
     return {name: fact.value for name, fact in measurements.facts.items()}
 
 
-def with_items(builder: TraceBuilder, *, annotation: str = "") -> TraceBuilder:
-    """Add three steps of 100 ms: 60 ms of compute, ``.item()`` until they are over, 30 ms from 70 on."""
+def with_items(builder: TraceBuilder, *, annotation: str = "", pauses: bool = False) -> TraceBuilder:
+    """Add three steps of 100 ms: 60 ms of compute, ``.item()`` until they are over, 30 ms from 70 on.
+
+    In between the host is inside an operator, unless it pauses.
+    """
     for index in (1, 2, 3):
         start = 100 * index
         builder.step(index, start - 1, start + 98).backward(start + 75, start + 80)
@@ -27,6 +30,8 @@ def with_items(builder: TraceBuilder, *, annotation: str = "") -> TraceBuilder:
         builder.host("aten::item", start + 2, start + 60.1)
         builder.host("aten::_local_scalar_dense", start + 2.1, start + 60.1)
         builder.runtime("cudaStreamSynchronize", start + 3, start + 60)
+        if not pauses:
+            builder.host("aten::embedding", start + 60.1, start + 69.9)
         if annotation:
             builder.host(annotation, start + 1, start + 61, category="user_annotation")
         builder.kernel("second", start + 70, start + 100, launch_ms=start + 69.9)
@@ -39,6 +44,13 @@ def test_a_wait_is_named_with_its_operator_and_place(tmp_path: Path) -> None:
     assert facts["sync_blocked_ms"] == 57
     assert (facts["sync_call"], facts["sync_place"]) == (".item()", "log the loss")
     assert (facts["sync_call_waits"], facts["sync_call_idle_ms"], facts["sync_places"]) == (1, 10, 1)
+
+
+def test_a_pause_behind_a_wait_is_no_part_of_the_wait(tmp_path: Path) -> None:
+    """The host calls nothing from 60.1 to 69.9 ms: mending either, the second kernel starts as early."""
+    facts = facts_of(with_items(TraceBuilder(), pauses=True).write(tmp_path / "rank-0.json"))
+    assert facts["sync_idle_ms"] == pytest.approx(0.2, abs=0.01)
+    assert facts["host_away_idle_ms"] == pytest.approx(9.8, abs=0.01)
 
 
 def test_the_diagnosis_keeps_the_tables_of_the_host(tmp_path: Path) -> None:
