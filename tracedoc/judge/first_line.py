@@ -262,7 +262,8 @@ def _without(
 ) -> str:
     """The step without the causes of the first finding, as it is played, else its bound; "" for no change.
 
-    It is told of the first ``fix``, which takes them away in part or in whole.
+    It is told of the first ``fix``, which takes them away in part or in whole; not as what a fix gives that
+    replays would tell, and cannot or do not.
     """
     finding, gain = named[0], named[0].gain
     causes = (
@@ -278,7 +279,9 @@ def _without(
         change = f"{format_ms(of)} -> {format_ms(max(of - gain.high_ms, 0.0))} at best"
     else:
         return ""
-    if fix is not None:
+    if fix is not None and not saves_nothing(fix):
+        if saved and fix.replays:
+            return f"{fix.title} (without the cause {change})."
         return f"{fix.title}: {change}." if saved else f"{fix.title} ({change})."
     return f"Without {'it' if len(named) == 1 else 'the first'}: {change}."
 

@@ -90,7 +90,9 @@ def healthy(
     if costs:
         return f"{fills}. {costs}"
     if ledger is not None and ledger.step_ms:
-        return f"{fills}; no cause costs {format_percent(WORTH)} of it."
+        inherent = [one for one in ledger.causes if one.id in INHERENT and one.share_ms >= WORTH * step]
+        said = "".join(f"; {one.words} takes {format_ms(one.share_ms)}" for one in inherent)
+        return f"{fills}{said}; no {'other ' if said else ''}cause costs {format_percent(WORTH)} of it."
     exposed = number(measurements, exposed_comm_ms) or 0.0
     beside = f", exposed communication {format_percent(exposed / step)}" if exposed >= WORTH * step else ""
     return f"{fills}{beside}; no cause is known."
