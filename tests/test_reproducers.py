@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,35 @@ def test_compute_capability_says_that_a_gpu_has_tensor_cores(diagnosed: Diagnosi
 def test_a_range_that_is_the_forward_pass_is_not_taken_out(diagnosed: Diagnosis) -> None:
     assert "script-code" not in {one.rule_id for one in diagnosed.findings}
     assert diagnosed.facts["forward_only"].value is True
+
+
+TRAINING = re.compile(r"learning rate|optimizer|gradient|backward|micro-batch|epoch|loss|global batch|Train ")
+
+
+@pytest.mark.parametrize(
+    ("diagnosed", "forward_only"),
+    [
+        ("range_is_the_forward_pass", True),
+        ("cpu_randn_called_launch_bound", True),
+        ("short_steps_one_of_two", True),  # kernels alone: a softmax without one of a backward pass
+        ("short_steps_unfinished", None),
+        ("copies_only", None),
+        ("fp32_unlisted_gpu", False),
+    ],
+    indirect=["diagnosed"],
+)
+def test_what_only_training_can_do_is_advice_for_traces_that_show_training(
+    diagnosed: Diagnosis, forward_only: bool | None
+) -> None:
+    assert diagnosed.facts["forward_only"].value is forward_only
+    advice = [
+        text
+        for one in diagnosed.findings
+        for fix in one.fixes
+        for text in (fix.title, fix.change, fix.advice, fix.risk)
+        if TRAINING.search(text)
+    ]
+    assert bool(advice) is (forward_only is False), advice
 
 
 @pytest.mark.parametrize(

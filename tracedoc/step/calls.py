@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.step.events import DeviceEvents
+from tracedoc.step.events import DeviceEvents, lone_part
 from tracedoc.step.program import Call, Codes, Indices
 from tracedoc.timeline.activity import COMMUNICATION
 from tracedoc.timeline.build import RankTimeline
@@ -58,7 +58,7 @@ class Calls(msgspec.Struct, frozen=True, eq=False):
 def parts_of(timeline: RankTimeline, calls: Calls) -> Codes:
     """The part of the step that each call belongs to: a :class:`Phase`, or ``INPUT_PART``."""
     phases = timeline.phases
-    part = phases.at(calls.start_ns) if phases else np.zeros(calls.rows.size, dtype=np.uint8)
+    part = phases.at(calls.start_ns) if phases else np.full(calls.rows.size, lone_part(timeline))
     return np.where(calls.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
 
 

@@ -13,6 +13,8 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.lags import LONGEST_GAP_NS, LONGEST_LATENCY_NS, USUAL_GAP_NS, USUAL_LATENCY_NS
 from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.phases import Phase
+from tracedoc.timeline.strategy_signs import shows_forward_only
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
@@ -115,7 +117,7 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
         lanes=lanes,
         compute=compute,
         group=_groups(timeline.trace, events),
-        part=phases.of_events[mine] if phases is not None else np.zeros(start.size, dtype=np.uint8),
+        part=np.full(start.size, lone_part(timeline)) if phases is None else phases.of_events[mine],
         step=timeline.step_position[mine],
         before=before,
         row=row,
@@ -125,6 +127,11 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
         gap=gap,
         delay=np.where(explained == UNLAUNCHED, 0, start - explained),
     )
+
+
+def lone_part(timeline: RankTimeline) -> np.uint8:
+    """The part of the whole step where phases are not known: forward where nothing else was captured."""
+    return np.uint8(Phase.FORWARD if shows_forward_only(timeline) else Phase.OTHER)
 
 
 def _before(lanes: tuple[Lane, ...], size: int) -> Int64Array:

@@ -12,14 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Spans
+from tracedoc.timeline.activity import is_library_operator
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import CollectiveOp
+from tracedoc.timeline.idle import launches_graphs
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import HostStep
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.frameworks import FSDP2, ZERO3_MARK, shard_hook
+from tracedoc.trace.kernels import KernelCategory
 from tracedoc.trace.vocabulary import RuntimeRole
 
 MARKS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
@@ -255,3 +258,23 @@ def _matrix_dtype(trace: Trace, step: HostStep) -> str:
     listed = [trace.shapes[row].types for row in rows.tolist()]
     types = Counter(one[1] for one in listed if len(one) > 1)
     return plain_dtype(types.most_common(1)[0][0]) if types else ""
+
+
+PAIRED = (KernelCategory.ATTENTION, KernelCategory.NORMALISATION, KernelCategory.SOFTMAX)
+"""Kernels of a forward pass with others for the backward pass, which say so in their names."""
+
+_OF_BACKWARD = re.compile(r"backward|bwd|bn_bw|grad|fmha_cutlassb", re.IGNORECASE)
+
+
+def shows_forward_only(timeline: RankTimeline) -> bool | None:
+    """Whether forward passes alone were captured; ``None`` where neither operators nor kernels show that."""
+    trace, categories = timeline.trace, timeline.events.categories
+    backward = any(_OF_BACKWARD.search(trace.names[number]) for number in categories)
+    if timeline.phases is not None or backward or KernelCategory.OPTIMIZER in categories.values():
+        return False
+    if trace.rows_named(
+        lambda name: vocabulary.optimizer_step_class(name) is not None or vocabulary.is_backward_node(name)
+    ).size:
+        return False
+    operators = trace.rows_named(is_library_operator, Kind.CPU_OP).size and not launches_graphs(trace)
+    return True if operators or any(one in PAIRED for one in categories.values()) else None

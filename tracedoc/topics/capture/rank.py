@@ -6,10 +6,9 @@ from tracedoc.facts.catalog import rank_fact
 from tracedoc.step.device import device_name
 from tracedoc.timeline.activity import is_library_operator
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.idle import launches_graphs
 from tracedoc.timeline.script_code import place_around
+from tracedoc.timeline.strategy_signs import shows_forward_only
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.vocabulary import is_backward_node, optimizer_step_class
 from tracedoc.values import Unknown, Value
 
 
@@ -29,13 +28,13 @@ def device(timeline: RankTimeline) -> Value:
 
 @rank_fact(unit="bool")
 def forward_only(timeline: RankTimeline) -> Value:
-    """Whether the capture shows forward passes alone (inference, evaluation): operators of a library, and
-    neither a backward pass nor an optimizer's step. False where that is not seen, as in CUDA graphs."""
-    trace = timeline.trace
-    if timeline.phases is not None or launches_graphs(trace):
-        return False
-    trains = trace.rows_named(lambda name: optimizer_step_class(name) is not None or is_backward_node(name))
-    return trains.size == 0 and trace.rows_named(is_library_operator, Kind.CPU_OP).size > 0
+    """Whether the capture shows forward passes alone (inference, evaluation).
+
+    Operators of a library, or kernels that have one of their own for the backward pass, and neither backward
+    passes nor updates of parameters. Unknown where nothing of all that was recorded.
+    """
+    found = shows_forward_only(timeline)
+    return Unknown("neither operators nor kernels show whether the job trains") if found is None else found
 
 
 @rank_fact(unit="text")
