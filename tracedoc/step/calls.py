@@ -58,7 +58,7 @@ class Calls(msgspec.Struct, frozen=True, eq=False):
 def parts_of(timeline: RankTimeline, calls: Calls) -> Codes:
     """The part of the step that each call belongs to: a :class:`Phase`, or ``INPUT_PART``."""
     phases = timeline.phases
-    part = phases.at(calls.start_ns) if phases else np.full(calls.rows.size, lone_part(timeline))
+    part = phases.at(calls.start_ns) if phases else lone_part(timeline, calls.rows.size)
     return np.where(calls.kind == Call.INPUT, np.uint8(INPUT_PART), part).astype(np.uint8)
 
 

@@ -117,7 +117,7 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
         lanes=lanes,
         compute=compute,
         group=_groups(timeline.trace, events),
-        part=np.full(start.size, lone_part(timeline)) if phases is None else phases.of_events[mine],
+        part=lone_part(timeline, start.size) if phases is None else phases.of_events[mine],
         step=timeline.step_position[mine],
         before=before,
         row=row,
@@ -129,9 +129,9 @@ def device_events(timeline: RankTimeline) -> DeviceEvents:
     )
 
 
-def lone_part(timeline: RankTimeline) -> np.uint8:
-    """The part of the whole step where phases are not known: forward where nothing else was captured."""
-    return np.uint8(Phase.FORWARD if shows_forward_only(timeline) else Phase.OTHER)
+def lone_part(timeline: RankTimeline, count: int) -> Codes:
+    """The part of so many events where phases are not known: forward where nothing else was captured."""
+    return np.full(count, Phase.FORWARD if shows_forward_only(timeline) else Phase.OTHER, dtype=np.uint8)
 
 
 def _before(lanes: tuple[Lane, ...], size: int) -> Int64Array:
