@@ -102,4 +102,3 @@ def _within_one(trace: Trace, begin: Int64Array, launched: Int64Array) -> npt.ND
     starts, ends = trace.ts_ns[rows], trace.end_ns[rows]
     held = [bool(((starts <= a) & (ends > b)).any()) for a, b in zip(begin, launched, strict=True)]
     return np.array(held, dtype=bool)
-
