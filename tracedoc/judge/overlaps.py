@@ -46,16 +46,15 @@ def with_overlap(
     mine = own | {one.id for one in entries if finding.rule_id in one.told_by}
     if largest is None or not other or other in own:
         return finding
-    if other in mine and largest.partner:
-        return finding
     if not largest.partner and not is_apart(largest.share_ms, largest.alone_ms[1]):
         return finding
     words = CAUSE_WORDS.get(other, other)
-    if other in mine:  # told with it: mending either saves the time
-        mine, theirs = mine - {other}, {other}
-    else:
-        tellers = {rule for one in entries if one.id == other for rule in one.told_by}
-        theirs = {other, *(one.id for one in entries if tellers & {*one.told_by})} - mine
+    if other in mine:  # what is told with it
+        if largest.partner:
+            return finding
+        return replace(finding, message=f"{finding.message} Mending {words} instead saves the same time.")
+    tellers = {rule for one in entries if one.id == other for rule in one.told_by}
+    theirs = {other, *(one.id for one in entries if tellers & {*one.told_by})} - mine
     alone, beside, both = (
         (alone_of(measurements.run, tuple(sorted(ids))) or (0.0, 0.0, 0.0))[1]
         for ids in (mine, theirs, mine | theirs)
