@@ -20,6 +20,8 @@ MOSTLY_SHARED = 0.8
 MORE = 0.1
 """A limit behind another is told where mending both saves more than either by this share of what it costs."""
 
+WAIT = "host.sync"
+
 
 def alone_ms_of(causes: Sequence[LedgerCause], measurements: Measurements) -> Range:
     """How much shorter the step is without these causes together: low, likely and high, in ms."""
@@ -49,8 +51,10 @@ def with_overlap(
     if not largest.partner and not is_apart(largest.share_ms, largest.alone_ms[1]):
         return finding
     words = CAUSE_WORDS.get(other, other)
-    if other in mine:  # what is told with it
-        if largest.partner:
+    if (
+        other in mine
+    ):  # told with it: the same by another name, but for a wait, which is another thing to mend
+        if largest.partner or WAIT not in (largest.id, other):
             return finding
         return replace(finding, message=f"{finding.message} Mending {words} instead saves the same time.")
     tellers = {rule for one in entries if one.id == other for rule in one.told_by}
