@@ -129,3 +129,21 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     both = rule("both", cause=("link.transfer", "host.sync")), finding("both", 30.0)
     (one,) = conclude(causes, both)[0].findings
     assert (one.message, one.overlaps) == ("It is so.", "")
+
+
+def test_a_cause_that_is_told_with_another_is_named_as_the_other_way_to_save_it() -> None:
+    """A pause of 30 ms behind a wait: without the one or the other the step is 30 ms shorter."""
+    pause = cause("host.pause", 15.0, (30.0,) * 3, shared_with="host.sync")
+    wait = cause("host.sync", 15.0, (30.0,) * 3, shared_with="host.pause")
+    judgement, ledger = conclude([pause, wait], (rule("away", cause=("host.pause",)), finding("away", 40.0)))
+    assert [one.told_by for one in ledger.causes] == [("away",)] * 2
+    (found,) = judgement.findings
+    assert found.message == "It is so. Mending waits of the host for the GPU instead saves the same time."
+
+
+def test_what_a_host_does_behind_a_wait_is_told_before_the_wait() -> None:
+    pause = cause("ranks.host", 15.0, (30.0,) * 3, shared_with="host.sync")
+    wait = cause("host.sync", 16.0, (31.0,) * 3, shared_with="ranks.host")
+    judgement, ledger = conclude([wait, pause])
+    assert [one.id for one in judgement.findings] == ["ranks.host"]
+    assert [one.told_by for one in ledger.causes] == [("ranks.host",)] * 2
