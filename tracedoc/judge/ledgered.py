@@ -237,7 +237,6 @@ def concluded(
         else:
             priced.append(heard)
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
-    # What a host does behind a wait is told before the wait, which costs the same time.
     for cause in sorted(ledger.causes, key=_waits_before_a_pause):
         unsettled = warm_up or (measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS)
         # What saves little alone is told where its share makes it a warning.
@@ -365,9 +364,9 @@ def _delayed_by(claim: _Claim, ledger: Ledger) -> LedgerCause | None:
 
 
 def _waits_before_a_pause(cause: LedgerCause) -> bool:
-    """True for waits of the host that cost the same time as what it does behind them."""
-    family = cause.shared_with.partition(".")[0]
-    return cause.id == "host.sync" and family in DELAYING and is_mostly_shared(cause)
+    """True for waits of the host that cost the time of what it does behind them, which is told before."""
+    behind = cause.shared_with.partition(".")[0] in DELAYING
+    return cause.id == "host.sync" and behind and is_mostly_shared(cause)
 
 
 def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
