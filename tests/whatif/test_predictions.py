@@ -41,6 +41,28 @@ def test_messages_of_samples_grow_with_the_batch(tmp_path, op, step_ms) -> None:
     assert one.step_ms[1] == pytest.approx(step_ms, abs=1.0)
 
 
+@pytest.mark.parametrize(("mib", "step_ms"), [(64, 94.0), (32, 84.0)])
+def test_sums_of_layers_that_ranks_split_grow_with_the_batch_in_both_passes(tmp_path, mib, step_ms) -> None:
+    """Compute 30 and 30 ms, 54 for twice the samples; 20 ms of 64 MiB in forward, so also that in backward.
+
+    Of another size it is of gradients: 20 ms for twice the samples.
+    """
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2)
+        for index in range(4):
+            start = 101.0 * index + 1.0
+            builder.step(index, start - 0.5, start + 100.4)
+            builder.kernel("sgemm", start, start + 30, launch_ms=start - 0.02)
+            builder.collective("allreduce", start + 30, start + 50, nbytes=64 << 20, launch_ms=start - 0.01)
+            builder.backward(start + 0.02, start + 0.1)
+            builder.kernel("sgemm", start + 50, start + 80, launch_ms=start + 0.03)
+            builder.collective("allreduce", start + 80, start + 100, nbytes=mib << 20, launch_ms=start + 0.05)
+            builder.runtime("cudaDeviceSynchronize", start + 0.2, start + 100.01)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    one = predicted(tracedoc.predict([tmp_path], ["double-batch"]))
+    assert one.step_ms[1] == pytest.approx(step_ms, abs=1.0)
+
+
 def test_gathers_for_which_the_host_waits_cannot_run_ahead(sample_traces) -> None:
     """On CPUs FSDP's call of a gather returns when it has ended."""
     (one,) = tracedoc.predict([sample_traces / "cpu_fsdp2"], ["gather-ahead"]).alone

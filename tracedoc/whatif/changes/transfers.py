@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tracedoc.play.run_program import RunProgram
+from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter
 from tracedoc.whatif.changes.host import PASSES
@@ -27,12 +28,20 @@ def collectives_of(program: RunProgram, kind: str) -> Mask:
 
 
 def grow_with_batch(program: RunProgram) -> Mask:
-    """Mask over parts: those of collectives that carry samples, or sums over ranks within a pass."""
+    """Mask over parts: those of collectives that carry samples, or sums over ranks within a pass.
+
+    Sums of a backward pass are such sums, and no parameters' gradients, where their group sums as many bytes
+    in a forward pass: its ranks split layers.
+    """
     layout, joins = program.layout, program.layout.joins
     names = np.array([name in OF_SAMPLES for name in joins.kinds] or [False], dtype=bool)
     sums = np.array([name == "all_reduce" for name in joins.kinds] or [False], dtype=bool)
-    within = np.isin(layout.event_part[joins.event], PASSES) & ~joins.gradients & ~joins.extra
-    return np.asarray(names[joins.kind] | (sums[joins.kind] & within))
+    part = layout.event_part[joins.event]
+    within = sums[joins.kind] & np.isin(part, PASSES) & ~joins.extra
+    message = np.stack([joins.group, joins.nbytes])
+    of_layers = message[:, within & (part == Phase.FORWARD) & (joins.group >= 0) & (joins.nbytes > 0)]
+    split = (message[:, :, None] == np.unique(of_layers, axis=1)[:, None, :]).all(axis=0).any(axis=1)
+    return np.asarray(names[joins.kind] | (within & (~joins.gradients | split)))
 
 
 def scale_bytes(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
