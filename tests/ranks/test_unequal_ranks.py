@@ -123,7 +123,7 @@ def test_one_odd_batch_is_no_habit(tmp_path: Path) -> None:
         lambda rank, step: 85.0 if (rank, step) == (1, 3) else 60.0,
         lambda rank, step: 1400 if (rank, step) == (1, 3) else TOKENS,
     )
-    assert about_ranks(judged(tmp_path)) == {}
+    assert {one.severity for one in about_ranks(judged(tmp_path)).values()} <= {"note"}
 
 
 @pytest.mark.parametrize(("odd", "expected"), [(5, "pass"), (7, "finding")])

@@ -464,6 +464,6 @@ def test_a_step_in_which_nothing_computes_has_no_ledger(shared_traces):
     assert diagnosis.ledger is not None
     assert (diagnosis.ledger.causes, diagnosis.ledger.reason) == (
         (),
-        "no kernel of the captured step computes",
+        "the captured step has no work but communication",
     )
     assert [one.code for one in diagnosis.limits if one.code == "internal-error"] == []

@@ -137,10 +137,8 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
         mean = gain.mean_step_ms if gain is not None else None
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
         if finding.together_ms is not None:
-            costs = (
-                f"{format_ms(finding.together_ms)} of the {format_ms(step)} step; alone {cost_words(finding)}"
-            )
-            costs += f", then limited by {finding.overlaps}"
+            behind = max(finding.together_ms - (finding.told_ms or 0.0), 0.0)
+            costs += f"; behind it {finding.overlaps}, another {format_ms(behind)}"
     elif costs and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")
@@ -205,7 +203,7 @@ def outcome(
     first = next(iter(fitting_first(named[0].fixes, run)), None)
     batch = change_of_batch(named[0], run)
     if plan:
-        other = _or_batch(batch, plan[-1].step_ms[1]) or _after_plan(named[0], findings, ledger)
+        other = _or_batch(batch, plan[-1].step_ms[1]) or _after_plan(findings)
         return f"{_plan_words(plan, findings, step)}{other}."
     if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms
@@ -238,23 +236,13 @@ def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
     return f"; or {lowered(fix.title)}: {after}{SAME_SAMPLES}"
 
 
-def _after_plan(finding: Finding, findings: Sequence[Finding], ledger: Ledger | None) -> str:
-    """The fix of the cause behind a finding that helps only after the plan, with the step then; else ""."""
-    tellers = (
-        ledger.told_by(finding.overlaps) if ledger is not None and finding.together_ms is not None else ()
-    )
-    behind = (
-        fix
-        for other in findings
-        if other.rule_id in tellers
-        for fix in other.fixes
-        if fix.after_plan_ms is not None
-    )
-    fix = next(behind, None)
-    if fix is None or fix.after_plan_ms is None:
-        return ""
-    after = format_step_change(0.0, (fix.after_plan_ms[1],) * 3).partition("-> ")[2]
-    return f", then {lowered(fix.title)}: {after}"
+def _after_plan(findings: Sequence[Finding]) -> str:
+    """The fix that helps only after the plan, with the step then; else ""."""
+    for fix in (fix for one in findings for fix in one.fixes):
+        if fix.after_plan_ms is not None:
+            after = format_step_change(0.0, (fix.after_plan_ms[1],) * 3).partition("-> ")[2]
+            return f", then {lowered(fix.title)}: {after}"
+    return ""
 
 
 def _without(

@@ -11,6 +11,7 @@ from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE, Ledger, LedgerCause, Ran
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_closest
 from tracedoc.ranks.run_view import RunView, once
+from tracedoc.step.program import Group
 from tracedoc.whatif.ledger_causes import Family, find_families
 from tracedoc.whatif.ledger_places import place_of, ranks_of, taken_by_rank
 from tracedoc.whatif.ledger_plays import Plays
@@ -68,14 +69,14 @@ def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, flo
 
 
 def _first_replay(run: RunView) -> RunReplay | Refusal:
-    """The replay of the step that stands for the run, if it computes: also where fixes are not predicted."""
+    """The replay of the step that stands for the run, if it does work: also where fixes are not predicted."""
     found = run_replay(run)
     if isinstance(found, Refusal):
         closest = replay_closest(run)
         found = closest if isinstance(closest, Refusal) else in_a_row(closest, other_steps(run, closest))
     layout = None if isinstance(found, Refusal) else found.base[Scenario.LIKELY].program.layout
-    nothing = layout is not None and not layout.is_cpu and not layout.computes.any()
-    return Refusal("no kernel of the captured step computes") if nothing else found
+    only_messages = layout is not None and not layout.is_cpu and (layout.group == Group.COMMUNICATION).all()
+    return Refusal("the captured step has no work but communication") if only_messages else found
 
 
 class Book(msgspec.Struct, frozen=True):
