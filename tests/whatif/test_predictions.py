@@ -134,7 +134,7 @@ def test_workers_make_batches_while_the_step_before_computes(tmp_path, share, st
 
 
 def test_a_part_of_the_wait_for_a_batch_stays(tmp_path):
-    """Kernels twice as fast save 15 ms, and batches that are ready 80, of which a quarter may stay elsewhere."""
+    """Kernels twice as fast save 15 ms, batches that are ready 80, of which a quarter may stay elsewhere."""
     changes = ["faster-kernels of=all by=2", "feed-input by=0"]
     _, both = tracedoc.predict([waiting_for_batches(tmp_path)], changes).together
     assert both.gain_ms[2] == pytest.approx(15 + 80, abs=0.3)
