@@ -51,9 +51,8 @@ def with_overlap(
     if not largest.partner and not is_apart(largest.share_ms, largest.alone_ms[1]):
         return finding
     words = CAUSE_WORDS.get(other, other)
-    if (
-        other in mine
-    ):  # told with it: the same by another name, but for a wait, which is another thing to mend
+    if other in mine:
+        # Told with it: the same by another name, but for a wait, which is another thing to mend.
         if largest.partner or WAIT not in (largest.id, other):
             return finding
         return replace(finding, message=f"{finding.message} Mending {words} instead saves the same time.")
