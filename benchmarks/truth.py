@@ -19,7 +19,8 @@ from tests.simulated.draws import FAULTS, draw_capture, draw_job
 from tests.simulated.spec import Job
 from tests.simulated.traces import write_traces
 from tests.simulated.truth import OF_A_RANK, RULES_OF_FAULT, Truth
-from tracedoc.diagnosis import Finding
+from tracedoc.diagnosis import Finding, RunInfo
+from tracedoc.judge.fixes import fitting_first
 from tracedoc.pipeline import Options, diagnose
 
 REPORTED_SEEDS = 1_000_000
@@ -76,14 +77,14 @@ def judge(seed: int, fault: str | None) -> Counts:
     folder = Path(tempfile.mkdtemp(prefix="tracedoc-truth-"))
     try:
         write_traces(truth.played, job.ranks, folder, draw_capture(seed, job))
-        found = diagnose([folder], Options(jobs=1)).findings
+        diagnosis = diagnose([folder], Options(jobs=1))
     finally:
         shutil.rmtree(folder)
     counts = Counts(jobs=1)
     gains = {one.name: truth.gain_of_fault(one.name) for one in job.faults}
-    _count_causes(counts, truth, gains, found)
-    for one in found:
-        _count_finding(counts, truth, one)
+    _count_causes(counts, truth, gains, diagnosis.findings)
+    for one in diagnosis.findings:
+        _count_finding(counts, truth, one, diagnosis.run)
     shown = ", ".join(f"{one.name} {one.rank} {gains[one.name]:.1f}" for one in job.faults)
     head = f"{seed} {job.kind} {job.ranks} ranks {job.steps} steps {truth.step_ms:.1f} ms [{shown}]"
     counts.wrong = [f"{head}: {words}" for words in counts.wrong]
@@ -121,19 +122,22 @@ def _count_causes(counts: Counts, truth: Truth, gains: dict[str, float], found: 
         counts.wrong.append(f"first is {first.rule_id if first else None}, true {other}")
 
 
-def replayed_change(finding: Finding) -> str | None:
-    """Return the change whose replay the finding's gain is, ``None`` where the gain is a bound."""
+def replayed_change(finding: Finding, run: RunInfo) -> str | None:
+    """Return the change whose replay the finding's gain is: that of the fix that stands first.
+
+    ``None`` where the gain is a bound.
+    """
     if finding.gain is None or finding.gain.basis != "replay":
         return None
-    found = [fix.predicted for fix in finding.fixes if fix.predicted is not None]
-    return max(found, key=lambda one: one.gain_ms[1]).change if found else None
+    first = fitting_first(finding.fixes, run)[0].predicted
+    return None if first is None else first.change
 
 
-def _count_finding(counts: Counts, truth: Truth, finding: Finding) -> None:
+def _count_finding(counts: Counts, truth: Truth, finding: Finding, run: RunInfo) -> None:
     """Count whether a finding's bound is kept, and whether it is right, where it warns."""
     gain = truth.gain_of_rule(finding.rule_id, finding.ranks)
     what = f"{finding.severity} {finding.rule_id} {finding.ranks}"
-    replayed = replayed_change(finding)
+    replayed = replayed_change(finding, run)
     given = gain if replayed is None else truth.gain_of_change(replayed)
     if given is not None and finding.gain is not None:
         high = finding.gain.high_ms

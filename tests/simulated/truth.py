@@ -15,30 +15,30 @@ _EXPOSED = ("exposed-communication", "exposed-parameter-gather", "exposed-tensor
 """Rules about communication with no compute beside it; the sharper ones say what it moves."""
 
 RULES_OF_FAULT = {
-    "straggler-host": ("straggler-rank", "rank-zero-work"),
-    "straggler-compute": ("straggler-rank",),
-    "straggler-input": ("straggler-rank", "input-stall"),
-    "pauses": ("straggler-rank", "rank-zero-work", "rotating-straggler", "slow-captured-step"),
-    "rotating": ("rotating-straggler",),
-    "uneven": ("uneven-work", "rotating-straggler"),
-    "heavy-stage": ("stage-imbalance",),
-    "slow-worker": ("straggler-rank",),
-    "slow-link": ("slow-interconnect", "sharded-gather-stall", *_EXPOSED),
-    "exposed-comm": ("sharded-gather-stall", *_EXPOSED),
-    "small-buckets": ("small-gradient-buckets", "small-collectives"),
-    "giant-bucket": ("late-gradient-reduction", "tail-all-reduce"),
-    "every-micro-batch": ("reduction-every-micro-batch",),
-    "fine-wrap": ("fine-fsdp-wrapping", "small-collectives"),
-    "coarse-wrap": ("coarse-fsdp-wrapping",),
-    "no-prefetch": ("sharded-gather-stall", "missing-backward-prefetch"),
-    "launch-bound": ("host-bound-launches", "tiny-kernels"),
+    "straggler-host": ("straggler-rank", "rank-zero-work", "ranks.host"),
+    "straggler-compute": ("straggler-rank", "ranks.compute"),
+    "straggler-input": ("straggler-rank", "input-stall", "ranks.input"),
+    "pauses": ("straggler-rank", "rank-zero-work", "rotating-straggler", "slow-captured-step", "ranks.host"),
+    "rotating": ("rotating-straggler", "ranks.host"),
+    "uneven": ("uneven-work", "rotating-straggler", "ranks.compute"),
+    "heavy-stage": ("stage-imbalance", "pipeline.imbalance"),
+    "slow-worker": ("straggler-rank", "ranks.compute"),
+    "slow-link": ("slow-interconnect", "sharded-gather-stall", "link.slow", *_EXPOSED),
+    "exposed-comm": ("sharded-gather-stall", "link.transfer", *_EXPOSED),
+    "small-buckets": ("small-gradient-buckets", "small-collectives", "order.messages", "link.latency"),
+    "giant-bucket": ("late-gradient-reduction", "tail-all-reduce", "order.messages", "order.reductions"),
+    "every-micro-batch": ("reduction-every-micro-batch", "order.every_micro_batch"),
+    "fine-wrap": ("fine-fsdp-wrapping", "small-collectives", "order.messages", "link.latency"),
+    "coarse-wrap": ("coarse-fsdp-wrapping", "order.messages"),
+    "no-prefetch": ("sharded-gather-stall", "missing-backward-prefetch", "order.gathers"),
+    "launch-bound": ("host-bound-launches", "tiny-kernels", "host.launch"),
     "tiny-batch": ("tiny-batch", "host-bound-launches", "tiny-kernels"),
-    "syncs": ("blocking-syncs",),
-    "loader": ("input-stall",),
-    "pageable": ("pageable-copies",),
-    "allocator": ("allocator-churn",),
+    "syncs": ("blocking-syncs", "host.sync"),
+    "loader": ("input-stall", "input.wait"),
+    "pageable": ("pageable-copies", "input.copies"),
+    "allocator": ("allocator-churn", "host.allocator"),
 }
-"""Which rules name a fault."""
+"""Which rules name a fault, and which entries of the ledger, where findings tell these without a rule."""
 
 OF_A_RANK = ("straggler-host", "straggler-compute", "straggler-input", "slow-worker")
 """Faults of one rank, which has to be named."""
