@@ -1,4 +1,4 @@
-"""What each rule finds: verdicts become findings in the words of their rules."""
+"""What is found: verdicts in the words of their rules, and causes that no rule tells in plain words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import evaluate as evaluate_condition
 from tracedoc.judge.expression import parse
 from tracedoc.judge.rule import Rule, RuleFix
-from tracedoc.judge.severity import severity_by_share
+from tracedoc.judge.severity import severity_by_ledger, severity_by_share
 from tracedoc.judge.verdicts import Times, Weighed, values_of, weigh
 from tracedoc.judge.wording import (
     WORST_RANK,
@@ -29,12 +29,31 @@ from tracedoc.judge.wording import (
     says_something,
     with_ranks,
 )
+from tracedoc.ledger import Ledger, LedgerCause
 from tracedoc.topics.step.rank import step_ms
+from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
 from tracedoc.whatif.evidence import EvidenceCollector, collectors
 
 SEEN = 0.01
 """What a rule measured of a cause is told from this share of the step on."""
+
+
+BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
+"""Families of causes where a rank is left out: the first are not told, and of the second it is not known how
+much is waiting for that rank."""
+
+TOPIC_OF_FAMILY = {
+    "input": "input",
+    "host": "host",
+    "ranks": "straggler",
+    "pipeline": "pipeline",
+    "order": "communication",
+    "link": "communication",
+    "compute": "compute",
+    "slow_steps": "host",
+}
+"""The topic of a finding that only the ledger tells, by the family of its cause."""
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -152,6 +171,43 @@ def standing_for(rule: Rule, ranks: Sequence[int], measurements: Measurements) -
     holds = seen and is_known(rule.message, values)
     template = rule.message if holds else rule.observed if says_something(rule.observed, values) else ""
     return fill(template, values, units), _fixes(rule, values, units)
+
+
+def plain_finding(
+    cause: LedgerCause, ledger: Ledger, measurements: Measurements, judgement: Judgement
+) -> Finding:
+    """The finding of a cause that no rule tells, in plain words, with the reason and fixes of one for it."""
+    words = cause.words[0].upper() + cause.words[1:]
+    where = cause.place
+    if cause.ranks and len(cause.ranks) < len(measurements.ranks):
+        ranks = ("rank " if len(cause.ranks) == 1 else "ranks ") + format_ranges(cause.ranks)
+        where = f"{ranks}, {where}" if where else ranks
+    alone, confidence = cause.alone_ms, measurements.confidence
+    unfit = {one.rule_id for one in judgement.verdicts if one.outcome == "not_applicable"}
+    standing = [one for one in judgement.rules.values() if cause.id in one.stands_for]
+    rule = min(standing, key=lambda one: one.id in unfit, default=None)
+    shown, fixes = standing_for(rule, cause.ranks, measurements) if rule else ("", ())
+    gain = Gain(alone[0], alone[2], "ledger", (), alone[1])
+    if measurements.run.left_out and cause.id.partition(".")[0] in AWAITED:
+        gain = Gain(0.0, gain.high_ms, "ceiling", ("none of it is waiting for the rank that is left out",))
+    return Finding(
+        id=cause.id,
+        rule_id=cause.id,
+        severity=severity_by_ledger(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
+        confidence=confidence,
+        title=words,
+        message=shown or f"{words}{f' ({where})' if where else ''}.",
+        why=rule.why if rule else "",
+        topic=TOPIC_OF_FAMILY[cause.id.partition(".")[0]],
+        ranks=cause.ranks or measurements.ranks,
+        steps=ledger.steps,
+        evidence=(),
+        gain=gain,
+        fixes=fixes,
+        says=where,
+        cost_ms=cause.share_ms,
+        alone_ms=alone[1],
+    )
 
 
 def _first(rule: Rule, ranks: Sequence[int], measurements: Measurements) -> str | None:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import Judgement, standing_for
+from tracedoc.judge.findings import AWAITED, BETWEEN_RANKS, Judgement, plain_finding
 from tracedoc.judge.overlaps import alone_ms_of, is_mostly_shared, same_time, with_overlap
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.severity import (
@@ -22,11 +22,11 @@ from tracedoc.judge.severity import (
     severity_by_ledger,
 )
 from tracedoc.judge.wording import before_full_stop
-from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.ledger import SHARED_ABOVE, Ledger, LedgerCause, Range
 from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
-from tracedoc.units import format_ms, format_percent, format_ranges
+from tracedoc.units import format_ms, format_percent
 from tracedoc.whatif.larger_batch import larger_batch, per_step_causes
 
 ALIKE = 0.5
@@ -42,24 +42,8 @@ WITHIN = ("link.slow",)
 """Causes that a rule about their whole family does not tell, though they bound its gain: they have a mend of
 their own."""
 
-BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
-"""Families of causes where a rank is left out: the first are not told, and of the second it is not known how
-much is waiting for that rank."""
-
 DELAYING = ("input", "host", "ranks")
 """Families of causes that make communication late."""
-
-TOPIC_OF_FAMILY = {
-    "input": "input",
-    "host": "host",
-    "ranks": "straggler",
-    "pipeline": "pipeline",
-    "order": "communication",
-    "link": "communication",
-    "compute": "compute",
-    "slow_steps": "host",
-}
-"""The topic of a finding that only the ledger tells, by the family of its cause."""
 
 
 class _Claim(msgspec.Struct, frozen=True):
@@ -237,19 +221,22 @@ def concluded(
         else:
             priced.append(heard)
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
-    for cause in sorted(ledger.causes, key=_waits_before_a_pause):
+    along: dict[str, list[LedgerCause]] = {}
+    for cause in _in_order(ledger):
         unsettled = warm_up or (measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS)
         # What saves little alone is told where its share makes it a warning.
         least = WORTH if cause.alone_ms[1] >= WORTH * ledger.step_ms else WARNING_SHARE
         if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:
             if same := same_time(cause, claimed.told):
                 claimed.told[cause.id] = same
+                along.setdefault(same[0], []).append(cause)
                 continue
             claimed.told[cause.id] = [cause.id]
-            plain = _plain(cause, ledger, measurements, judgement)
+            plain = plain_finding(cause, ledger, measurements, judgement)
             priced.append(_Priced(plain, (cause,), cause.share_ms, unknown=not plain.fixes))
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
+    priced = [_with_same_time(one, along.get(one.finding.rule_id, []), measurements) for one in priced]
     priced = [
         replace(one, finding=with_overlap(one.finding, one.causes, causes, measurements)) for one in priced
     ]
@@ -363,10 +350,34 @@ def _delayed_by(claim: _Claim, ledger: Ledger) -> LedgerCause | None:
     )
 
 
-def _waits_before_a_pause(cause: LedgerCause) -> bool:
-    """True for waits of the host that cost the time of what it does behind them, which is told before."""
-    behind = cause.shared_with.partition(".")[0] in DELAYING
-    return cause.id == "host.sync" and behind and is_mostly_shared(cause)
+def _in_order(ledger: Ledger) -> list[LedgerCause]:
+    """The causes, the largest first; a wait of the host behind what follows it, where both are one time."""
+    shares = {one.id: one.share_ms for one in ledger.causes}
+
+    def place(cause: LedgerCause) -> tuple[float, bool]:
+        behind = cause.shared_with.partition(".")[0] in DELAYING
+        waits = cause.id == "host.sync" and behind and is_mostly_shared(cause)
+        return -shares[cause.shared_with if waits else cause.id], waits
+
+    return sorted(ledger.causes, key=place)
+
+
+def _with_same_time(priced: _Priced, along: Sequence[LedgerCause], measurements: Measurements) -> _Priced:
+    """A finding that also tells causes of the same time: at most it saves what all of them give together.
+
+    Likely as well, where that is more than the same; at least it is what its own causes give. A finding that
+    tells parts of causes stays as it is bounded.
+    """
+    finding, gain = priced.finding, priced.finding.gain
+    if not along or gain is None or gain.basis != "ledger":
+        return priced
+    _, likely, high = alone_ms_of((*priced.causes, *along), measurements)
+    if likely <= SHARED_ABOVE * (finding.alone_ms or 0.0):
+        likely = gain.size_ms
+    else:
+        finding = replace(finding, alone_ms=likely)
+    gain = replace(gain, likely_ms=likely, high_ms=max(gain.high_ms, high))
+    return replace(priced, finding=replace(finding, gain=gain))
 
 
 def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements: Measurements) -> Finding:
@@ -463,38 +474,3 @@ def _gain(
     low, likely, _ = alone_ms
     assumptions = () if gain is None else gain.assumptions
     return Gain(min(low, most_ms), most_ms, "ledger", assumptions, min(likely, most_ms))
-
-
-def _plain(cause: LedgerCause, ledger: Ledger, measurements: Measurements, judgement: Judgement) -> Finding:
-    """The finding of a cause that no rule tells, in plain words, with the reason and fixes of one for it."""
-    words = cause.words[0].upper() + cause.words[1:]
-    where = cause.place
-    if cause.ranks and len(cause.ranks) < len(measurements.ranks):
-        ranks = ("rank " if len(cause.ranks) == 1 else "ranks ") + format_ranges(cause.ranks)
-        where = f"{ranks}, {where}" if where else ranks
-    alone, confidence = cause.alone_ms, measurements.confidence
-    unfit = {one.rule_id for one in judgement.verdicts if one.outcome == "not_applicable"}
-    standing = [one for one in judgement.rules.values() if cause.id in one.stands_for]
-    rule = min(standing, key=lambda one: one.id in unfit, default=None)
-    shown, fixes = standing_for(rule, cause.ranks, measurements) if rule else ("", ())
-    gain = Gain(alone[0], alone[2], "ledger", (), alone[1])
-    if measurements.run.left_out and cause.id.partition(".")[0] in AWAITED:
-        gain = Gain(0.0, gain.high_ms, "ceiling", ("none of it is waiting for the rank that is left out",))
-    return Finding(
-        id=cause.id,
-        rule_id=cause.id,
-        severity=severity_by_ledger(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
-        confidence=confidence,
-        title=words,
-        message=shown or f"{words}{f' ({where})' if where else ''}.",
-        why=rule.why if rule else "",
-        topic=TOPIC_OF_FAMILY[cause.id.partition(".")[0]],
-        ranks=cause.ranks or measurements.ranks,
-        steps=ledger.steps,
-        evidence=(),
-        gain=gain,
-        fixes=fixes,
-        says=where,
-        cost_ms=cause.share_ms,
-        alone_ms=alone[1],
-    )

@@ -12,6 +12,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, LedgerRow, Range, is_apart
 from tracedoc.predicted import LEAST_SHARE
+from tracedoc.units import format_ms
 from tracedoc.whatif.ledger import alone_of, likely_of
 
 MOSTLY_SHARED = 0.8
@@ -55,7 +56,10 @@ def with_overlap(
         # Told with it: the same by another name, but for a wait, which is another thing to mend.
         if largest.partner or WAIT not in (largest.id, other):
             return finding
-        return replace(finding, message=f"{finding.message} Mending {words} instead saves the same time.")
+        (apart_ms,) = (one.alone_ms[1] for one in entries if one.id == other)
+        same = apart_ms >= MOSTLY_SHARED * (finding.alone_ms or 0.0)
+        saves = "the same time" if same else format_ms(apart_ms)
+        return replace(finding, message=f"{finding.message} Mending {words} instead saves {saves}.")
     tellers = {rule for one in entries if one.id == other for rule in one.told_by}
     theirs = {other, *(one.id for one in entries if tellers & {*one.told_by})} - mine
     alone, beside, both = (
