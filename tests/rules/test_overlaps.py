@@ -147,3 +147,35 @@ def test_what_a_host_does_behind_a_wait_is_told_before_the_wait() -> None:
     judgement, ledger = conclude([wait, pause])
     assert [one.id for one in judgement.findings] == ["ranks.host"]
     assert [one.told_by for one in ledger.causes] == [("ranks.host",)] * 2
+
+
+@pytest.mark.parametrize(("wait_ms", "words"), [(30.0, "the same time"), (24.0, "24 ms")])
+def test_a_gather_behind_a_wait_and_a_pause_is_told_with_the_pause(
+    monkeypatch: pytest.MonkeyPatch, wait_ms: float, words: str
+) -> None:
+    """Without the pause the step is 20 ms shorter, and the gather still late by 11: 31 without all of it."""
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (18.0, 31.0, 32.0))
+    pause = cause("host.pause", 10.0, (20.0,) * 3, shared_with="host.sync")
+    wait = cause("host.sync", wait_ms / 2, (wait_ms,) * 3, shared_with="host.pause")
+    gather = cause("order.gathers", 5.0, (10.0,) * 3, shared_with="host.sync")
+    judgement, ledger = conclude(
+        [pause, wait, gather], (rule("away", cause=("host.pause",)), finding("away", 40.0))
+    )
+    assert {one.told_by for one in ledger.causes} == {("away",)}
+    (found,) = judgement.findings
+    assert found.gain is not None
+    assert (found.gain.low_ms, found.gain.likely_ms, found.gain.high_ms) == (20.0, 31.0, 32.0)
+    assert found.size_ms == 31.0
+    assert found.message == f"It is so. Mending waits of the host for the GPU instead saves {words}."
+
+
+def test_a_finding_of_a_time_that_others_cost_as_well_keeps_its_likely_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """32 ms without both is within a tenth of the 30 without either."""
+    monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (29.0, 32.0, 34.0))
+    late = cause("ranks.host", 15.0, (30.0,) * 3, shared_with="host.sync")
+    wait = cause("host.sync", 15.0, (30.0,) * 3, shared_with="ranks.host")
+    (found,) = conclude([late, wait], (rule("late", cause=("ranks",)), finding("late", 40.0)))[0].findings
+    assert found.gain is not None
+    assert (found.gain.likely_ms, found.gain.high_ms, found.size_ms) == (30.0, 34.0, 30.0)
