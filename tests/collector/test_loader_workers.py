@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ def test_a_worker_that_makes_a_batch_shows_its_functions_and_leaves_nothing(fold
     module = loop_of(fetch)
     watch_loop(module)
     seen: list[Any] = []
-    module._worker_loop(lambda: seen or seen.extend(read_workers([os.getpid()])))
+    module._worker_loop(lambda: seen or seen.extend(read_workers([os.getpid()])["stacks"]))
     frames = [frame for one in seen for frame in one["frames"]]
     first = decode.__code__.co_firstlineno
     assert any(f"test_loader_workers.py({first}): decode@" in frame for frame in frames)
@@ -64,7 +65,7 @@ def test_a_worker_that_waits_for_work_shows_nothing(folder: Path) -> None:
     watch_loop(module)
     module._worker_loop(lambda: any(folder.iterdir()))
     assert not any(thread.name == "tracedoc-worker" for thread in threading.enumerate() if not thread.daemon)
-    assert read_workers([os.getpid()]) == []
+    assert read_workers([os.getpid()])["stacks"] == []
 
 
 def test_the_loop_keeps_its_name_by_which_it_is_started_anew() -> None:
@@ -75,9 +76,36 @@ def test_the_loop_keeps_its_name_by_which_it_is_started_anew() -> None:
 
 
 def test_workers_are_added_up_and_damaged_files_passed_over() -> None:
-    stack = [{"ms": 3, "frames": ["data.py(1): load@2"]}]
-    for pid, words in ((1, json.dumps(stack)), (2, json.dumps(stack)), (3, "{"), (4, '[{"ms": "much"}]')):
-        Path(loader_workers._path(pid)).write_text(words)
-    assert read_workers([1, 2, 3, 4, 5]) == [{"ms": 6.0, "frames": ["data.py(1): load@2"]}]
+    words = json.dumps({"stacks": [{"ms": 3, "frames": ["data.py(1): load@2"]}], "made_ms": 3, "disk_ms": 1})
+    for pid, text in ((1, words), (2, words), (3, "{"), (4, '[{"ms": "much"}]')):
+        Path(loader_workers._path(pid)).write_text(text)
+    stacks = [{"ms": 6.0, "frames": ["data.py(1): load@2"]}]
+    assert read_workers([1, 2, 3, 4, 5]) == {"stacks": stacks, "made_ms": 6.0, "disk_ms": 2.0}
     forget_workers([1, 2, 3, 4, 5])
-    assert read_workers([1, 2]) == []
+    assert read_workers([1, 2])["stacks"] == []
+
+
+@pytest.mark.parametrize(("state", "waits"), [("D", True), ("S", False), ("R", False)])
+def test_a_worker_whose_thread_cannot_be_interrupted_waits_for_a_disk(
+    state: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_workers, "state_of", lambda path: state)
+    module = loop_of(fetch)
+    watch_loop(module)
+    seen: dict[str, Any] = {}
+    module._worker_loop(lambda: seen.update(read_workers([os.getpid()])) or seen["made_ms"] > 0)
+    assert (seen["disk_ms"] == seen["made_ms"]) == waits
+    assert seen["disk_ms"] == 0 or waits
+
+
+def test_the_state_stands_behind_a_name_with_brackets(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("7 (pt data) w) D 1 7 7 0")
+    assert loader_workers.state_of(str(tmp_path / "stat")) == "D"
+
+
+def test_threads_switch_as_usual_after_a_sample() -> None:
+    usual = sys.getswitchinterval()
+    module = loop_of(fetch)
+    watch_loop(module)
+    module._worker_loop(lambda: read_workers([os.getpid()])["made_ms"] > 0)
+    assert sys.getswitchinterval() == usual

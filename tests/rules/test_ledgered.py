@@ -16,6 +16,7 @@ from tracedoc.judge.findings import Judgement
 from tracedoc.judge.ledgered import concluded
 from tracedoc.judge.rule import RuleFix
 from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.whatif.larger_batch import Doubled
 
 # -- which findings stand
 
@@ -173,10 +174,21 @@ def test_a_slow_link_is_told_beside_what_speaks_of_all_communication() -> None:
 def test_a_small_batch_costs_what_twice_of_it_saves(
     launches_ms: float, saves: Range, told: list[tuple[str, str, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: saves)
+    monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: Doubled(saves))
     monkeypatch.setattr(tracedoc.judge.ledgered, "per_step_causes", lambda run, causes: causes)
     small = rule("small", cause=("host.launch", "link.latency"), tells="batch"), finding("small", 60.0)
     judgement, _ = conclude([cause("host.launch", launches_ms)], small)
+    assert [(one.id, one.severity, one.cost_ms) for one in judgement.findings] == told
+
+
+@pytest.mark.parametrize(("likely_ms", "told"), [(7.6, [("small", "note", 7.6)]), (7.4, [])])
+def test_a_small_batch_is_a_note_where_what_it_saves_depends_on_the_rate_of_a_link(
+    likely_ms: float, told: list[tuple[str, str, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    doubled = Doubled((1.0, likely_ms, 40.0), rate_is_known=False)
+    monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: doubled)
+    small = rule("small", cause=("link.latency",), tells="batch"), finding("small", 60.0)
+    judgement, _ = conclude([], small)
     assert [(one.id, one.severity, one.cost_ms) for one in judgement.findings] == told
 
 
@@ -184,7 +196,9 @@ def test_a_small_batch_costs_what_twice_of_it_saves(
 def test_a_small_batch_gives_way_to_what_tells_half_of_it(
     launches_ms: float, told: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: (25.0, 30.0, 32.0))
+    monkeypatch.setattr(
+        tracedoc.judge.ledgered, "larger_batch", lambda run, per_step: Doubled((25.0, 30.0, 32.0))
+    )
     monkeypatch.setattr(tracedoc.judge.ledgered, "per_step_causes", lambda run, causes: causes)
     small = rule("small", cause=("host.launch",), tells="batch"), finding("small", 60.0)
     chains = rule("chains", cause=("host.launch", "compute.fusion")), finding("chains", 60.0)

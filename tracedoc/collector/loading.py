@@ -24,8 +24,6 @@ MAX_ELEMENTS = 1 << 22
 """A mask with more elements is not added up: it would take longer than a millisecond."""
 
 _PROCESSES = Path("/proc")
-_FAULTS, _DISK_TICKS = 9, 39
-"""Places of ``majflt`` and ``delayacct_blkio_ticks`` in ``/proc/PID/stat`` behind the name."""
 
 
 class LoaderWatch:
@@ -92,8 +90,8 @@ class LoaderWatch:
         """What the loader did since :meth:`open`.
 
         ``tokens`` are pairs of real ones and of places in each batch. Of each worker that lived through the
-        window ``ran_us``, ``waited_us`` for a core, ``disk_ticks`` of 10 ms, bytes and faults; ``fresh`` came
-        in it. ``stacks`` are those of workers since they began.
+        window ``ran_us``, ``waited_us`` for a core, and bytes; ``fresh`` came in it. ``stacks`` are those
+        of workers since they began: they made batches for ``made_ms``, of it ``disk_ms`` waiting for a disk.
         """
         wall, self._since = time.perf_counter_ns() - self._since, 0
         now = self._read()
@@ -108,7 +106,7 @@ class LoaderWatch:
             workers=workers,
             fresh=len(now.keys() - self._started.keys()) or None,
             cpus=sorted(cpus)[:4],
-            stacks=read_workers(now),
+            **(read_workers(now) if now else {}),
             tokens=[list(pair) for pair in self._tokens],
         )
 
@@ -142,7 +140,7 @@ def awaited(iterator: Any) -> int:
 
 
 def read_worker(pid: int) -> dict[str, int]:
-    """What the kernel counts for a process: us it ran and waited for cores, bytes, faults, disks."""
+    """What the kernel counts for a process: us it ran and waited for cores, and bytes."""
     found: dict[str, int] = {}
     folder = _PROCESSES / str(pid)
     if times := probe((folder / "schedstat").read_text):
@@ -153,9 +151,6 @@ def read_worker(pid: int) -> dict[str, int]:
             name, _, value = line.partition(":")
             if name in ("rchar", "read_bytes"):
                 found[name] = int(value)
-    if text := probe((folder / "stat").read_text):
-        fields = text.rpartition(")")[2].split()
-        found |= {"major_faults": int(fields[_FAULTS]), "disk_ticks": int(fields[_DISK_TICKS])}
     return found
 
 

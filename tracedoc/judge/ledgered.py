@@ -50,8 +50,8 @@ class _Claim(msgspec.Struct, frozen=True):
     """A finding with what its causes cost the mean step in ms, before others are heard.
 
     Of its ``causes`` it has its ``own`` wholly. ``size_ms`` is its rule's own bound, ``conditions`` by how
-    many comparisons it was told. ``saves`` is what mending saves where that is more than its causes cost,
-    ``unknown`` why that is not known.
+    many comparisons it was told. ``saves`` is what mending saves where that is more than its causes cost, of
+    which ``surely_ms`` decides, and ``unknown`` why that is not known.
     """
 
     finding: Finding
@@ -62,6 +62,7 @@ class _Claim(msgspec.Struct, frozen=True):
     size_ms: float
     conditions: int
     saves: Range | None = None
+    surely_ms: float = 0.0
     unknown: str = ""
 
     @property
@@ -295,8 +296,8 @@ def _heard(
     if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
         costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
         return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
-    if claim.saves and alone[0] < WORTH_DOUBLING * ledger.step_ms:
-        costs = f"{format_ms(alone[0])} of the {format_ms(ledger.step_ms)} step"
+    if claim.saves and claim.surely_ms < WORTH_DOUBLING * ledger.step_ms:
+        costs = f"{format_ms(claim.surely_ms)} of the {format_ms(ledger.step_ms)} step"
         return _Dropped("pass", f"twice the batch surely saves no more than {costs}")
     free = min(sum(left.values()), claim.share_ms)
     if claim.saves:
@@ -422,16 +423,18 @@ def _claims(
         part = sum(one.share_ms for one in _named(rule.part_of, ledger))
         share = sum(one.share_ms for one in whole) + min(part, size)
         causes, told_by = causes_of(rule, ledger), conditions[rule.id]
-        saves = larger_batch(measurements.run, rule.cause) if rule.tells == "batch" else None
-        unknown = (
-            "what twice the batch saves is not predicted" if rule.tells == "batch" and saves is None else ""
-        )
+        saves, unknown, surely_ms = None, "", 0.0
+        if rule.tells == "batch" and (doubled := larger_batch(measurements.run, rule.cause)) is not None:
+            saves = doubled.saves
+            surely_ms = saves[0] if doubled.rate_is_known else saves[1]
+        elif rule.tells == "batch":
+            unknown = "what twice the batch saves is not predicted"
         if saves is not None and saves[0] < TOO_SMALL * ledger.step_ms:
             causes, whole, share = (), (), saves[1]
         elif saves is not None and saves[1] <= share:
             saves = None
         share = share if saves is None else saves[1]
-        claims.append(_Claim(finding, rule, causes, whole, share, size, told_by, saves, unknown))
+        claims.append(_Claim(finding, rule, causes, whole, share, size, told_by, saves, surely_ms, unknown))
     return claims, others
 
 

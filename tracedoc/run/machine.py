@@ -28,7 +28,7 @@ class LoaderWindow:
     nobody's), ``starts`` how often an iterator was made, in ``starts_ms`` together. In the captured steps
     ``workers`` is what the kernel counted for each, ``fresh`` how many came. ``cpus`` are those that a worker
     may use, ``tokens`` the real ones and the places of each batch. ``stacks`` are those of workers that make
-    batches, since each began.
+    batches, since each began: in ``made_ms`` together, and in ``disk_ms`` of it they waited for a disk.
     """
 
     wall_us: int = 0
@@ -41,6 +41,8 @@ class LoaderWindow:
     starts: int = 0
     starts_ms: float = 0.0
     stacks: Stacks = ()
+    made_ms: float = 0.0
+    disk_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +163,8 @@ def _loader(window: Entry, part: Entry) -> LoaderWindow:
         starts=value_at(job, "starts", int) or 0,
         starts_ms=value_at(job, "starts_ms", float) or 0.0,
         stacks=read_stacks(entry),
+        made_ms=value_at(entry, "made_ms", float) or 0.0,
+        disk_ms=value_at(entry, "disk_ms", float) or 0.0,
     )
 
 

@@ -141,10 +141,15 @@ MI308X, MI350X to MI355X. Radeon cards are not here: what their fp32 units reach
 LAPTOPS: dict[tuple[int, int], tuple[Range, Range]] = {
     (8, 6): ((1.03, 1.74), (7.0, 12.0)),
     (8, 9): ((1.23, 2.37), (7.1, 10.7)),
-    (12, 0): ((1.42, 2.67), (10.6, 19.2)),
+    (12, 0): ((1.42, 2.64), (10.6, 19.2)),
 }
-"""Clock and bandwidth of multiprocessors in laptops, by NVIDIA's lists of GeForce laptops of the 30, 40 and
-50 series: the least boost clock is that of the tightest power limit, the most that of the widest."""
+"""Clock and bandwidth of multiprocessors in laptops.
+
+Those of the 30 and 40 series are by NVIDIA's lists of GeForce laptops: the least boost clock is that of the
+tightest power limit, the most that of the widest. Of the 50 series the least is that of the RTX 5070 at 50 W
+(hmc-tech.com; those of the 5060 and 5050 are 1.46 and 1.5, fpsbench.com and hardwaredb.net), the most that of
+cards; the RTX 5070 has 384 GB/s for 36 multiprocessors, the RTX 5050 as much for 20 (NVIDIA's announcements).
+"""
 
 CDNA2_BYTES = 60_000_000_000
 """Devices of AMD's capability 9.0 with less memory are of older kinds, with other matrix cores."""

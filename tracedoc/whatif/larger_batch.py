@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
 
 from tracedoc.ledger import Range
 from tracedoc.play.run_program import Scenario
+from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
 from tracedoc.topics.communication.run import comm_split
@@ -15,7 +18,7 @@ from tracedoc.values import Unknown
 from tracedoc.whatif.changes.change import Arguments, NotApplicable
 from tracedoc.whatif.changes.kernels import double_batch
 from tracedoc.whatif.changes.registry import parse_request
-from tracedoc.whatif.ledger import book_of, taken_by
+from tracedoc.whatif.ledger import Entry, book_of, taken_by
 from tracedoc.whatif.predictions import predict
 from tracedoc.whatif.removal import without
 
@@ -34,13 +37,24 @@ def per_step_causes(run: RunView, causes: Sequence[str]) -> tuple[str, ...]:
     return tuple(one for one in causes if few or one != LAUNCHES)
 
 
-def larger_batch(run: RunView, per_step: Collection[str]) -> Range | None:
+class Doubled(msgspec.Struct, frozen=True):
     """What twice the batch saves of the step for the same samples: low, likely and high, in ms.
+
+    Where the ``rate_is_known`` of the links the low end is surely saved; else it leaves communication out,
+    which may have a mend of its own.
+    """
+
+    saves: Range
+    rate_is_known: bool = True
+
+
+def larger_batch(run: RunView, per_step: Collection[str]) -> Doubled | None:
+    """What twice the batch saves of the step, or ``None`` where it is not predicted.
 
     Low and likely are at most what it saves of a step without all causes that have another mend. The causes
     ``per_step`` stay, which cost the same for few samples as for many, and what a link takes at its usual
-    rate; where that rate, or how much is waiting, is not known, communication goes. ``None`` where it is not
-    predicted.
+    rate. Where that rate is not known communication goes for the low end alone, and where it is not known how
+    much of it is waiting, for the likely one as well.
     """
     book = book_of(run)
     if not book.replays:
@@ -49,12 +63,21 @@ def larger_batch(run: RunView, per_step: Collection[str]) -> Range | None:
     (today,) = predict(replay, [[parse_request("double-batch")]])
     if isinstance(today, NotApplicable):
         return None
-    unsure = comm_split(run) != "transfer" or isinstance(expected_transfer_gbps(run), Unknown)
-    mended = [
-        one
-        for one in book.entries
-        if (unsure if one.id == TRANSFER else one.id not in per_step and not one.members)
-    ]
+    low, likely, high = today.gain_ms
+    mended = [one for one in book.entries if one.id not in (*per_step, TRANSFER) and not one.members]
+    transfers = [one for one in book.entries if one.id == TRANSFER]
+    split = comm_split(run) == "transfer"
+    rate_is_known = not transfers or (split and not isinstance(expected_transfer_gbps(run), Unknown))
+    least = _saved_ms(replay, mended if rate_is_known else mended + transfers)
+    usual = _saved_ms(replay, mended) if split and not rate_is_known else least
+    if least is None or usual is None:
+        return None
+    saves = min(low, *least.values()), min(likely, usual[Scenario.LIKELY]), high
+    return Doubled(saves, rate_is_known or not split)
+
+
+def _saved_ms(replay: RunReplay, mended: Iterable[Entry]) -> dict[Scenario, float] | None:
+    """What twice the batch saves of the step without some causes, in each scenario."""
     taken = [step for one in taken_by(mended) if (step := one.steps[0]) is not None]
     saved = {}
     for scenario in Scenario:
@@ -68,5 +91,4 @@ def larger_batch(run: RunView, per_step: Collection[str]) -> Range | None:
         except Cyclic:
             return None
         saved[scenario] = replay.step_ms * (once_ns - twice_ns / 2) / base.step_ns
-    low, likely, high = today.gain_ms
-    return min(low, *saved.values()), min(likely, saved[Scenario.LIKELY]), high
+    return saved

@@ -109,8 +109,9 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     pages back that are still used ("memory"), where the job waits for that half as long as training for the
     loader, as far as the kernel counts it; "one worker"
     that is waited for most; else what workers do for most of the time: run ("CPU"), wait for a core
-    ("few cores"), or sleep, with bytes from a disk ("disk") or without ("waiting"); "none" of these. Of a
-    loader without workers the training thread is judged.
+    ("few cores"), or sleep, half of that for a disk ("disk") or less ("waiting"); "none" of these. Of a
+    loader without workers the training thread is judged: a "disk" is then one that it reads, or that some
+    task of the job waits for half of the time.
     """
     rank = run.job.rank(digest.rank) if run.job is not None else None
     if rank is None or rank.machine.loader is None:
@@ -134,9 +135,11 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
         return "none"
     ran, waited = (sum(one.get(name, 0) for one in window.workers) for name in ("ran_us", "waited_us"))
     slept = len(window.workers) * window.wall_us - ran - waited
-    read = sum(one.get("read_bytes", 0) for one in window.workers)
-    asked = read >= READ_BYTES or any(one.get("disk_ticks") for one in window.workers)
-    parts = {"CPU": ran, "few cores": waited, _waiting(rank, asked=asked): slept}
+    if window.made_ms:
+        for_disk = window.disk_ms / window.made_ms * len(window.workers) * window.wall_us >= BUSY * slept
+    else:
+        for_disk = _reads(rank, sum(one.get("read_bytes", 0) for one in window.workers))
+    parts = {"CPU": ran, "few cores": waited, "disk" if for_disk else "waiting": slept}
     return max(parts, key=lambda part: parts[part])
 
 
@@ -152,10 +155,10 @@ def _short_of_memory(rank: RankJob, digest: RankDigest) -> str:
     return "memory" if enough and idle > LEAST_INPUT_IDLE * length else ""
 
 
-def _waiting(rank: RankJob, *, asked: bool) -> str:
-    """What a loader sleeps for: a disk that it ``asked``, or that some task waits for most of the time."""
+def _reads(rank: RankJob, nbytes: int) -> bool:
+    """Whether a loader that sleeps waits for a disk, by what it reads, or some task of the job waits for."""
     pressed = io_wait_frac(rank)
-    return "disk" if asked or (isinstance(pressed, float) and pressed >= BUSY) else "waiting"
+    return nbytes >= READ_BYTES or (isinstance(pressed, float) and pressed >= BUSY)
 
 
 def _of_thread(rank: RankJob, digest: RankDigest) -> Value:
@@ -175,7 +178,7 @@ def _of_thread(rank: RankJob, digest: RankDigest) -> Value:
     share, loads, length, computes = known
     elsewhere = max(length - loads, 0.0)
     if (1.0 - share) * length - (elsewhere - computes * digest.is_cpu) >= BUSY * loads:
-        return _waiting(rank, asked=rank.counters.get("process.read_bytes", 0) >= READ_BYTES)
+        return "disk" if _reads(rank, rank.counters.get("process.read_bytes", 0)) else "waiting"
     return "CPU" if share * length - elsewhere >= BUSY * loads else "none"
 
 
