@@ -1,4 +1,4 @@
-"""Measure what ``tracedoc collect`` costs a job: outside the captured steps, and by the step with stacks.
+"""Measure what ``tracedoc collect`` costs a job: outside the captured steps, by shapes, and by stacks.
 
     python benchmarks/collect.py [--rounds 7] [--write]
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tracedoc.run.steplog import STEP, WINDOW, read_step_log
+from tracedoc.run.steplog import BEGINS, STEP, WINDOW, StepLog, read_step_log
 
 HERE = Path(__file__).resolve().parent
 RESULTS = re.compile(r"(<!-- collect -->\n).*?(<!-- end of collect -->)", re.S)
@@ -60,66 +60,204 @@ WAYS = {"no": None, "hook only": ["--ranks", "99"], "after its capture": []}
 
 
 RANKS_JOB = """
-import json, os, sys
+import json, os, sys, threading, time
+from contextlib import nullcontext
 import torch
 import torch.distributed as dist
+from torch.profiler import profile
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
-width, depth, floats = map(int, sys.argv[1:])
-model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(depth)])
-model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-batch = torch.randn(256, width)
-for number in range(150):
+kind, width, depth, floats, steps = sys.argv[1], *map(int, sys.argv[2:])
+layers = [part for _ in range(depth) for part in (torch.nn.Linear(width, width), torch.nn.GELU())]
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3, foreach=False)
+
+
+class Texts(Dataset):
+    def __len__(self):
+        return 1_000_000
+
+    def __getitem__(self, index):
+        real = 64 + sum(number * index % 7 for number in range(4000)) % 64
+        ids = torch.ones(128, dtype=torch.long)
+        return {"input_ids": ids, "attention_mask": (torch.arange(128) < real).long()}
+
+
+def batches():
+    if kind == "loader":
+        texts = Texts()
+        for batch in DataLoader(texts, 16, sampler=DistributedSampler(texts), num_workers=1):
+            yield batch["attention_mask"].float().mean() * torch.ones(16, width)
+    while True:
+        yield torch.randn(floats and 256 or 16, width)
+
+
+over = threading.Event()
+
+
+def log():
+    while not over.wait(0.01):
+        json.dumps([number / 3.0 for number in range(2000)])
+
+
+def step():
+    began, used = time.perf_counter_ns(), time.process_time_ns()
+    batch = next(source)
     optimizer.zero_grad()
     model(batch).sum().backward()
     optimizer.step()
     if floats and dist.get_rank() == 1:
         with open(os.devnull, "w") as file:
-            json.dump([number / 3.0] * floats, file)
+            json.dump([1 / 3] * floats, file)
+    return time.perf_counter_ns() - began, time.process_time_ns() - used
+
+
+def in_turns():
+    found = {None: [], False: [], True: []}
+    for _ in range(steps // 15):
+        for shapes in found:
+            with profile(record_shapes=shapes) if shapes is not None else nullcontext() as session:
+                found[shapes] += [step() for _ in range(5)][1:]
+            if shapes is not None:
+                session.export_chrome_trace(f"{sys.argv[0]}.{dist.get_rank()}.json.gz")
+                sizes[shapes] = os.path.getsize(f"{sys.argv[0]}.{dist.get_rank()}.json.gz") / 5
+    return [sorted(one)[len(one) // 4] for times in found.values() for one in zip(*times[20:])]
+
+
+if kind == "thread":
+    threading.Thread(target=log, daemon=True).start()
+source, sizes = batches(), {}
+if kind == "shapes":
+    measured = [*in_turns(), *sizes.values()]
+else:
+    times = [step() for _ in range(steps)][steps // 2 :]
+    measured = [sorted(one)[len(one) // 4] for one in zip(*times)]
+over.set()
+if dist.get_rank() == 0:
+    print("MEASURED", *measured, flush=True)
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)
 """
-"""A training on two ranks; the second one may write JSON in every step."""
+"""A training on two ranks that tells the lower quartiles of the second half of its steps, on rank 0, in ns.
 
-RANKS_SIZES = {"larger model": (256, 8, 0), "the same, and rank 1 writes JSON": (256, 8, 25600)}
-"""Width, depth, and numbers that rank 1 writes."""
+With ``shapes`` those of steps that it profiles itself, as the hook does, in turns: plain,
+captured, captured with shapes, and the bytes of a step's trace of the last two.
+The second rank may write JSON in every step; a worker may make batches with masks, or a thread run beside.
+"""
+
+RANKS_KINDS = {
+    "small operators": "plain",
+    "a loader with a worker, and masks": "loader",
+    "a thread in Python": "thread",
+}
+RANKS_SIZE = (128, 24, 0, 400)
+"""Width, depth, no JSON, and steps."""
+
+SHAPES_SIZES = {"small operators": (64, 24, 0, 450), "larger ones": (1024, 12, 0, 150)}
+
+STACKS_SIZES = {"larger model": (256, 8, 0, 150), "the same, and rank 1 writes JSON": (256, 8, 25600, 150)}
+"""Width, depth, numbers that rank 1 writes, and steps."""
 
 
-def stacks_cost(size: tuple[int, ...]) -> tuple[float, float, float]:
-    """Return the usual step and what the step with stacks costs, in ms, and the largest file in MB.
+def ranks_job(
+    kind: str, size: tuple[int, ...], folder: Path, *options: str, collected: bool = True
+) -> list[float]:
+    """Run the job, below ``folder / "run"`` where it is collected; return what it measured, in us."""
+    script, run = folder / "job.py", folder / "run"
+    script.write_text(RANKS_JOB)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    collect = [sys.executable, "-m", "tracedoc", "collect", "-o", str(run), *options, "--"]
+    done = subprocess.run(
+        [*(collect if collected else ()), *launch, str(script), kind, *map(str, size)],
+        cwd=HERE.parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (told,) = (line for line in done.stdout.splitlines() if line.startswith("MEASURED"))
+    return [float(number) / 1e3 for number in told.split()[1:]]
 
-    It costs what it and the next steps together are longer than usual, on the rank where that is most.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        script, run = Path(folder, "job.py"), Path(folder, "run")
-        script.write_text(RANKS_JOB)
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-        command = [sys.executable, "-m", "tracedoc", "collect", "-o", str(run), "--", *launch, str(script)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        subprocess.run(
-            [*command, *map(str, size)], cwd=HERE.parent, env=environment, capture_output=True, check=True
-        )
-        usual, more = [], []
-        files = sorted(run.glob("*.source.gz"))
-        for path in files:
-            log = read_step_log(run / path.name.replace(".source.gz", ".steps"))
-            assert log is not None
-            begins = [end for number, end, _ in log.of_kind(WINDOW) if number == 0]
-            lengths = [length / 1e6 for _, end, length in log.of_kind(STEP) if end > begins[-1] + 1_000_000]
-            usual.append(statistics.median(lengths[LATER_STEPS:]))
-            more.append(sum(lengths[:LATER_STEPS]) - LATER_STEPS * usual[-1])
-        return max(usual), max(more), max(path.stat().st_size for path in files) / 1e6
+
+def lengths_ms(log: StepLog, what: int) -> list[float]:
+    """The lengths of the steps of a log that ended after the last time that something began or ended."""
+    since = [end for number, end, _ in log.of_kind(WINDOW) if number == what]
+    return [length / 1e6 for _, end, length in log.of_kind(STEP) if end > since[-1] + 1_000_000]
+
+
+def jobs_table(rounds: int) -> str:
+    """Return the table of what a whole collection costs the steps after the capture, on two ranks."""
+    lines = [
+        "| two ranks | wall | collected | ratio (least to most) | processor | collected | ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, kind in RANKS_KINDS.items():
+        found: list[list[float]] = []
+        for _ in range(rounds):
+            pair = []
+            for collected in (False, True):
+                with tempfile.TemporaryDirectory() as folder:
+                    pair += ranks_job(kind, RANKS_SIZE, Path(folder), collected=collected)
+            found.append(pair)
+        columns = list(zip(*found, strict=True))
+        cells = [name]
+        for plain, collected_us in ((columns[0], columns[2]), (columns[1], columns[3])):
+            ratios = sorted(more / bare for bare, more in zip(plain, collected_us, strict=True))
+            cells += [f"{statistics.median(one) / 1e3:.2f} ms" for one in (plain, collected_us)]
+            cells.append(f"{statistics.median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def shapes_table(rounds: int) -> str:
+    """Return the table of what captured steps take without shapes and with them, in turns, on rank 0."""
+    lines = [
+        "| a step of | plain | captured | with shapes | shapes cost (least to most) | trace of a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, size in SHAPES_SIZES.items():
+        found = []
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                found.append(ranks_job("shapes", size, Path(folder), collected=False))
+        columns = list(zip(*found, strict=True))
+        for place, what in enumerate(("wall", "processor")):
+            plain, captured, shapes = (columns[place + 2 * way] for way in range(3))
+            more = sorted((b - a) / 1e3 for a, b in zip(captured, shapes, strict=True))
+            times = " | ".join(f"{statistics.median(one) / 1e3:.2f} ms" for one in (plain, captured, shapes))
+            cost = f"{statistics.median(more):.2f} ms ({more[0]:.2f} to {more[-1]:.2f})"
+            files = " and ".join(f"{statistics.median(one):.1f}" for one in columns[6:])
+            lines.append(f"| {name}, {what} | {times} | {cost} | {files} kB |")
+    return "\n".join(lines) + "\n"
 
 
 def stacks_table(rounds: int) -> str:
-    """Return the table of what the step with stacks costs two ranks that record it, as medians."""
+    """Return the table of what the step with Python stacks costs two ranks that record it, as medians.
+
+    It costs what it and the next steps together are longer than usual, on the rank where that is most.
+    """
     lines = ["| two ranks | usual step | the step with stacks takes more (least to most) | largest file |"]
     lines.append("|---|---|---|---|")
-    for name, size in RANKS_SIZES.items():
-        usual, more, file_mb = zip(*(stacks_cost(size) for _ in range(rounds)), strict=True)
+    for name, size in STACKS_SIZES.items():
+        usual, more, files = [], [], []
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                ranks_job("plain", size, Path(folder))
+                ranks = []
+                for path in sorted(Path(folder, "run").glob("*.source.gz")):
+                    log = read_step_log(path.with_name(path.name.replace(".source.gz", ".steps")))
+                    assert log is not None
+                    lengths = lengths_ms(log, BEGINS)
+                    step = statistics.median(lengths[LATER_STEPS:])
+                    ranks.append((sum(lengths[:LATER_STEPS]) - LATER_STEPS * step, step))
+                    files.append(path.stat().st_size / 1e6)
+                usual.append(max(step for _, step in ranks))
+                more.append(max(ranks)[0])
         spread = f"{statistics.median(more):.0f} ms ({min(more):.0f} to {max(more):.0f})"
-        lines.append(f"| {name} | {statistics.median(usual):.1f} ms | {spread} | {max(file_mb):.2f} MB |")
+        lines.append(f"| {name} | {statistics.median(usual):.1f} ms | {spread} | {max(files):.2f} MB |")
     return "\n".join(lines) + "\n"
 
 
@@ -175,7 +313,8 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     chosen = parser.parse_args()
     rounds = chosen.rounds
-    result = f"Medians of {rounds} rounds in turns.\n\n{table(rounds)}\n{stacks_table(rounds)}"
+    tables = "\n".join(one(rounds) for one in (table, jobs_table, shapes_table, stacks_table))
+    result = f"Medians of {rounds} rounds in turns.\n\n{tables}"
     print(result)
     if chosen.write:
         readme = HERE / "README.md"
