@@ -23,8 +23,16 @@ LEAST_SHARE = 0.01
 """A gain below this share of the step is within the spread of any measurement."""
 
 
+LARGER_BATCH = ("double-batch", "more-micro-batches")
+"""Changes after which a step trains on twice the samples."""
+
 SAME_SAMPLES = " for the same samples"
-"""Behind the step of a change of the batch."""
+"""Behind the step of such a change."""
+
+
+def enlarges_batch(change: str) -> bool:
+    """True for a change, as ``tracedoc whatif`` takes it, after which a step trains on more samples."""
+    return change.partition(" ")[0] in LARGER_BATCH
 
 
 class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted"):

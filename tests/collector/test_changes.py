@@ -68,6 +68,9 @@ def test_code_that_only_sets_runs_when_what_it_names_is_there() -> None:
 
 def test_compiling_and_reducing_once_are_known_by_how_they_are_written() -> None:
     assert read_change("model = torch.compile(model, dynamic=False)").compile == "dynamic=False"
+    each = read_change("for block in model.layers:\n    block.compile()   # before its fully_shard")
+    assert (each.compile, each.compiles_units, each.code) == ("", True, ())
+    assert each.missing_in({"ddp": [{"world_size": 2}]}) == "torch.compile"
     once = "with model.no_sync():\n    loss(model(batch)).backward()"
     assert read_change(once).no_sync
     accelerate = (

@@ -82,6 +82,12 @@ CASES: dict[str, tuple[str, str, Any, list[str]]] = {
         True,
         ["made.torch-compile.part"],
     ),
+    "units": (
+        "units",
+        "for block in model.layers:\n    block.compile()   # then fully_shard, as before",
+        [False, False, True, False, False],
+        ["made.torch-compile.part"],
+    ),
     "tf32": ("precision", PRECISION, "high", ["made.torch-set-float32-matmul-precision--high--.part"]),
     "gc": (
         "collections",

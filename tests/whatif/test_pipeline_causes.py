@@ -151,3 +151,28 @@ def test_batches_of_sends_are_read_as_single_ones_are(tmp_path: Path) -> None:
     assert {name: one.share_ms for name, one in causes(batches).items()} == pytest.approx(
         {name: one.share_ms for name, one in causes(single).items()}, abs=0.1
     )
+
+
+LONG = replace(JOB, layer_ms=40.0, activation_mib=80.0)
+"""Kernels of 10 ms, which take half as long for half the work."""
+
+MORE = {
+    "four stages": LONG,
+    "four replicas each": replace(LONG, ranks=16),
+    "an interleaved schedule": replace(LONG, chunks=2),
+    "a heavy stage": replace(LONG, faults=(Fault("heavy-stage", 2, 1.5),)),
+}
+
+
+@pytest.mark.parametrize("case", MORE)
+def test_twice_the_micro_batches_take_what_a_job_with_so_many_takes(case: str, tmp_path: Path) -> None:
+    job = MORE[case]
+    run = written(Truth(job), tmp_path)
+    whole, halved = tracedoc.predict(run, ["more-micro-batches", "halve-micro-batches"]).alone
+    twice = Truth(replace(job, micro_batches=16)).step_ms / 2
+    halves = Truth(replace(job, micro_batches=16, layer_ms=20.0, activation_mib=40.0)).step_ms
+    for predicted, true in ((whole, twice), (halved, halves)):
+        low, likely, high = predicted.step_ms
+        assert low <= 1.01 * true
+        assert true <= high
+        assert likely == pytest.approx(true, rel=0.05)

@@ -156,7 +156,7 @@ def _inherent(
     teller = next((one for one in findings if one.rule_id in largest.told_by), None)
     told_ms = largest.share_ms if teller is None else teller.told_ms or largest.share_ms
     fix = next(iter(fitting_first(teller.fixes, run)), None) if teller is not None else None
-    mended = f": {lowered(fix.title)}" if fix is not None else ""
+    mended = f": {lowered(fix.title)}{_step_with(fix)}" if fix is not None else ""
     return f"Another {format_ms(told_ms)} is {largest.words}, which equal stages have as well{mended}."
 
 
@@ -231,9 +231,15 @@ def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
     """The fix that changes the batch as an alternative, where it gives more; else ""."""
     if fix is None or fix.predicted is None or fix.predicted.step_ms[1] >= other_step_ms:
         return ""
-    likely = fix.predicted.step_ms[1]
-    after = format_step_change(fix.predicted.before_ms, (likely,) * 3).partition("-> ")[2]
-    return f"; or {lowered(fix.title)}: {after}{SAME_SAMPLES}"
+    return f"; or {lowered(fix.title)}{_step_with(fix)}"
+
+
+def _step_with(fix: Fix) -> str:
+    """The likely step with a fix, as far as it was played and helps: ": about 1.2 s"."""
+    if fix.predicted is None or not fix.predicted.helps:
+        return ""
+    after = format_step_change(fix.predicted.before_ms, (fix.predicted.step_ms[1],) * 3).partition("-> ")[2]
+    return f": {after}{SAME_SAMPLES if changes_training(fix) else ''}"
 
 
 def _after_plan(findings: Sequence[Finding]) -> str:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from tracedoc.diagnosis import Finding, Fix, RunInfo, Strategy
+from tracedoc.predicted import LARGER_BATCH, enlarges_batch
 
 FRAMEWORKS = {
     "any": "any framework",
@@ -69,13 +70,13 @@ def _knows_framework(strategy: Strategy) -> bool:
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""
 
-NOT_PLANNED = ("double-batch", "fewer-bits")
+NOT_PLANNED = (*LARGER_BATCH, "fewer-bits")
 """Changes of what is trained, its batch or its precision, which a plan leaves as they are."""
 
 
 def changes_training(fix: Fix) -> bool:
     """True for a fix that changes what is trained: the number of samples in a step."""
-    return fix.replays.startswith("double-batch")
+    return enlarges_batch(fix.replays)
 
 
 def change_of_batch(finding: Finding, run: RunInfo) -> Fix | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tracedoc.diagnosis import Finding, Gain
 from tracedoc.idle_causes import WORDS
 from tracedoc.ledger import Range, is_hidden, saved_words
-from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PathPiece, Predicted
+from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PathPiece, Predicted, enlarges_batch
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 STATES: dict[str, tuple[str, str]] = {
@@ -68,7 +68,7 @@ def predicted_words(predicted: Predicted, after_plan_ms: Range | None = None) ->
 
 def _change_words(predicted: Predicted) -> str:
     """Today's step and that with a fix; of a larger batch it is that of as many samples as today."""
-    same = SAME_SAMPLES if predicted.change.startswith("double-batch") else ""
+    same = SAME_SAMPLES if enlarges_batch(predicted.change) else ""
     return f"{format_step_change(predicted.before_ms, predicted.step_ms)}{same}"
 
 

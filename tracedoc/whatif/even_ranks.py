@@ -141,7 +141,7 @@ def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Tim
     found: Times = dur.copy()
     alike: dict[tuple[int, int], list[Index]] = {}
     for place in stage:
-        events, segment = _passes(program, place)
+        events, segment = passes_of(program, place)
         for number in np.unique(segment).tolist():
             mine = events[segment == number]
             alike.setdefault((mine.size, int(program.layout.event_part[mine].sum())), []).append(mine)
@@ -171,7 +171,7 @@ def balanced_hosts(program: RunProgram, even: Even) -> Times:
 def balanced_stages(program: RunProgram, even: Even) -> Times:
     """Durations in which every rank computes as long on its passes as the mean stage."""
     found = even.dur.astype(np.int64)
-    passes = [_passes(program, place)[0] for place in range(len(program.layout.ranks))]
+    passes = [passes_of(program, place)[0] for place in range(len(program.layout.ranks))]
     sums = np.array([float(found[events].sum()) for events in passes])
     _scale(found, passes, sums, _mean_stage(sums, even))
     return found
@@ -200,7 +200,7 @@ def _scale(dur: Times, parts: list[Index], sums: npt.NDArray[np.float64], length
             dur[events] = np.rint(dur[events] * (length / now))
 
 
-def _passes(program: RunProgram, place: int) -> tuple[Index, Index]:
+def passes_of(program: RunProgram, place: int) -> tuple[Index, Index]:
     """The compute of a rank's passes through micro-batches, and how many sends and receives come before each.
 
     Where the phases of the step are not known, passes end with the last reduction of gradients that follows

@@ -96,6 +96,18 @@ def compiled():
     return model._compiled_call_impl is not None
 
 
+def units():
+    import importlib
+
+    home = importlib.import_module("torch.distributed.fsdp._fully_shard._fully_shard")
+    alone()
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    home.fully_shard(model[1])
+    home.fully_shard(model)
+    changes.first_step()
+    return [module._compiled_call_impl is not None for module in model.modules()]
+
+
 def precision():
     changes.imported(torch)
     return torch.get_float32_matmul_precision()

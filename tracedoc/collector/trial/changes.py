@@ -126,6 +126,7 @@ class Change:
     calls: tuple[Call, ...] = ()
     code: tuple[Code, ...] = ()
     compile: str | None = None
+    compiles_units: bool = False
     no_sync: bool = False
 
     @property
@@ -140,7 +141,7 @@ class Change:
         if self.launch:
             yield "accelerate configuration", LAUNCH_HOME
         if self.compile is not None:
-            yield "torch.compile", None
+            yield "torch.compile", HOMES["fully_shard"] if self.compiles_units else None
         if self.no_sync:
             yield "no_sync", DDP_HOME
 
@@ -258,13 +259,16 @@ def _python(text: str) -> Change:
     calls: list[Call] = []
     code: list[Code] = []
     compiled: str | None = None
-    no_sync = False
+    no_sync = units = False
     for statement in statements:
         if _names_of_attributes(statement) & {"no_sync", "accumulate"}:
             no_sync = True
             continue
         source, assigned = ast.unparse(statement), _assigned(statement)
         unknown = _unknown(statement, known)
+        if _compiles_each(statement):
+            compiled, units = "", True
+            continue
         own = list(_calls(statement, known, "\n".join(before)))
         if own and (without := _WITHOUT.search(text)):
             own = [Call(call.target, (*call.keywords, (without[1], "")), call.before) for call in own]
@@ -295,7 +299,8 @@ def _python(text: str) -> Change:
         raise CannotError(_by_hand(set()))
     if no_sync:
         calls = [call for call in calls if call.target != "Accelerator"]
-    return Change(text, calls=tuple(calls), code=tuple(code), compile=compiled, no_sync=no_sync)
+    return Change(text, calls=tuple(calls), code=tuple(code), compile=compiled,
+                  compiles_units=units, no_sync=no_sync)  # fmt: skip
 
 
 def _by_hand(unknown: set[str]) -> str:
@@ -362,6 +367,13 @@ def _compile_arguments(statement: ast.stmt) -> str | None:
     if [ast.unparse(argument) for argument in value.args] != ["model"]:
         return None
     return ", ".join(f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in value.keywords)
+
+
+def _compiles_each(statement: ast.stmt) -> bool:
+    """True for a loop that compiles each sharded unit by itself: ``for block in ...: block.compile()``."""
+    if not isinstance(statement, ast.For):
+        return False
+    return [ast.unparse(one) for one in statement.body] == [f"{ast.unparse(statement.target)}.compile()"]
 
 
 def _is_plain_call(statement: ast.stmt) -> bool:

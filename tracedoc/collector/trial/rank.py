@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +35,7 @@ from tracedoc.collector.trial.changes import (
     Change,
     read_change,
 )
+from tracedoc.collector.wrappers import FSDP2_HOMES
 from tracedoc.run.manifest import COMPLETE, NOTHING, PART_SUFFIX, PARTIAL, WAITING, write_json
 
 MOST_LOSSES = 4096
@@ -273,12 +274,14 @@ class Changes:
         for change in self._changes:
             if change.compile is not None:
                 keywords = eval(f"dict({change.compile})")
-                if self._guarded("torch.compile", functools.partial(self._compile, model, keywords)):
+                compiled = _units(model) if change.compiles_units else [model]
+                if self._guarded("torch.compile", functools.partial(self._compile, compiled, keywords)):
                     self._note(MADE, "torch.compile")
 
-    def _compile(self, model: Any, keywords: Mapping[str, Any]) -> bool:
-        model.compile(**keywords)
-        return True
+    def _compile(self, modules: Sequence[Any], keywords: Mapping[str, Any]) -> bool:
+        for module in modules:
+            module.compile(**keywords)
+        return bool(modules)
 
     def _run_code(self, when: str, given: Mapping[str, Any]) -> None:
         for change in self._changes:
@@ -322,6 +325,13 @@ class Changes:
         if str(path) not in self._ran:
             self._ran.add(str(path))
             probe(path.write_text, why or part)
+
+
+def _units(model: Any) -> list[Any]:
+    """The modules within a model that ``fully_shard`` made units of."""
+    names = {name for path, name in FSDP2_HOMES if (home := loaded(path)) and hasattr(home, name)}
+    inner = (module for module in model.modules() if module is not model)
+    return [one for one in inner if names & {base.__name__ for base in type(one).__mro__}]
 
 
 def _is_other(before: Any, value: Any) -> bool:

@@ -61,6 +61,13 @@ def suggested_loader_workers(run: RunView) -> dict[str, int]:
     return {str(digest.rank): workers(digest) for digest in run.digests}
 
 
+@run_fact(unit="text")
+def sampler_in_code(run: RunView) -> Value:
+    """The argument that gives each rank samples of its own; unknown where one process reads all of them."""
+    several = run.world_size is not None and run.world_size > 1
+    return "sampler" if several else Unknown("one process reads all samples")
+
+
 @run_fact(unit="fraction", scope="rank", needs=(loader_kind, suggested_loader_workers))
 def suggested_loader_interval_frac(run: RunView) -> dict[str, Value]:
     """Time between two batches with the suggested workers, as a share of today's.

@@ -14,6 +14,7 @@ from tracedoc.whatif.changes import (
     host,
     kernels,
     merged_units,
+    micro_batches,
     offloading,
     ranks,
     reductions,
@@ -36,6 +37,7 @@ CHANGES: dict[str, Change] = {
         offloading,
         host,
         kernels,
+        micro_batches,
         ranks,
         scale_out,
     )

@@ -1,0 +1,87 @@
+"""Changes of how many micro-batches the step of a pipeline has."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tracedoc.play.run_program import RunProgram
+from tracedoc.step.program import Call
+from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, of_scenario
+from tracedoc.whatif.changes.host import PASSES
+from tracedoc.whatif.changes.kernels import DOUBLED, batch_work, work_left
+from tracedoc.whatif.changes.transfers import with_bytes
+from tracedoc.whatif.even_ranks import between_stages, passes_of
+
+STEADY = (1.0, 1.05, 1.15)
+"""Between its first and its last micro-batch a stage takes so many times what its own work takes: what it waits for
+its neighbours there."""
+
+WAVE_NS = 50_000
+"""The blocks of a kernel run in waves: with half the work the last one may be as long as it was, which takes no more
+than this (a tile of 128 x 128 over 4,096 products on one processor of an A100)."""
+
+NO_STAGES = NotApplicable("the ranks are no stages of a pipeline")
+
+
+def more_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """Let twice as many micro-batches, of twice the samples, pass through the stages."""
+    if not between_stages(program).any():
+        return NO_STAGES
+    loads = program.layout.kind == Call.INPUT
+    own = np.where(loads, 2 * program.own, program.own)
+    ready = np.where(program.ready >= 0, 2 * program.ready, program.ready)
+    return _once_more(program.edited(own=own, ready=ready))
+
+
+def halved_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """Let twice as many micro-batches of half the samples pass through the stages."""
+    between = between_stages(program)
+    if not between.any():
+        return NO_STAGES
+    left = work_left(0.5, of_scenario(program.scenario, *DOUBLED[::-1]))
+    dur = program.dur.astype(np.int64)
+    for place in range(len(program.layout.ranks)):
+        events = passes_of(program, place)[0]
+        dur[events] = dur[events] // 2 + np.minimum((left - 0.5) * dur[events], WAVE_NS).astype(np.int64)
+    lag = program.lag - batch_work(program)[1] // 2
+    return _once_more(with_bytes(program.edited(dur=dur, lag=lag), arguments, between, 0.5))
+
+
+def _once_more(program: RunProgram) -> RunProgram:
+    """The program in which every rank does its passes twice.
+
+    Between the first and the last micro-batch the slowest stage works without a break, and the others wait for
+    it: the step takes longer by what the passes take there.
+    """
+    layout = program.layout
+    dur, lag = program.dur.astype(np.int64), program.lag.astype(np.int64)
+    passes = [passes_of(program, place)[0] for place in range(len(layout.ranks))]
+    in_passes = np.isin(layout.part, PASSES)
+    of_host = batch_work(program)[1] if layout.is_cpu else np.where(in_passes, lag + program.own, 0)
+    rank = layout.rank_of_point(np.arange(layout.points))
+    hosts = np.bincount(rank, weights=of_host, minlength=len(layout.ranks))
+    longer = np.maximum(hosts, [float(dur[events].sum()) for events in passes])
+    slowest = int(longer.argmax())
+    more = round(longer[slowest] * of_scenario(program.scenario, *STEADY))
+    if layout.is_cpu or not passes[slowest].size:
+        lag[np.flatnonzero(in_passes & (rank == slowest))[-1:]] += more
+    else:
+        dur[passes[slowest][-1]] += more
+    return program.edited(dur=dur, lag=lag)
+
+
+CHANGES = (
+    Change(
+        "more-micro-batches",
+        "a step has twice the micro-batches; the answer is the time for as much work as today",
+        more_micro_batches,
+        units=2.0,
+    ),
+    Change(
+        "halve-micro-batches",
+        "a step has twice the micro-batches, each of half the samples",
+        halved_micro_batches,
+        (),
+        "kernels of half the work take half of their time, short ones up to five eighths",
+    ),
+)
