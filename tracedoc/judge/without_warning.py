@@ -74,10 +74,10 @@ def healthy(
     compute = number(measurements, compute_ms)
     if measurements.is_cpu:
         costs = _costs(noted, run, step, CPU_WORTH_NAMING)
-        ideal = ""
+        mended = ""
         if ledger is not None and ledger.step_ms:
-            ideal = f": {format_percent(ledger.ideal_ms / ledger.step_ms)} of the step is ideal"
-        found = f"CPU run (times are indicative){ideal}. {costs}" if costs else ""
+            mended = f": at most {format_percent(1 - ledger.ideal_ms / ledger.step_ms)} of the step could go"
+        found = f"CPU run (times are indicative){mended}. {costs}" if costs else ""
         return f"{found or _nothing_on_cpu(step)}{idle_on_cpu(measurements, step)}"
     if compute is None:
         return f"No answer: how the {format_ms(step)} step splits is not in this capture."

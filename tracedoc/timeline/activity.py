@@ -232,29 +232,34 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
     Compute is the union of the operators that work on the stepping threads: library operators
     (``aten::addmm``) as a whole, and every other operator that holds no operator. Nodes of the backward graph
     and wrappers only call others, and the c10d operators enqueue or wait: a library operator that waits for a
-    collective inside (tensor parallelism) does not compute meanwhile. Operators with which a data loader
-    makes samples on the training thread do not count either, nor compilation and the operators that it
-    traces: on a GPU both leave the device idle. Communication is the union of the ``gloo:*`` ranges on any
-    thread.
+    collective inside (tensor parallelism) does not compute meanwhile, while what a c10d operator calls (gloo's
+    reduce-scatter copies its input first) does. Operators with which a data loader makes samples on the
+    training thread do not count either, nor compilation and the operators that it traces: on a GPU both leave
+    the device idle. Communication is the union of the ``gloo:*`` ranges on any thread.
     """
     stepping = is_among(trace.thread, stepping_threads)
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & stepping)
     enqueues = trace.named(_only_enqueues)
     prepares = trace.named(_only_prepares)
     library = trace.named(is_library_operator)
-    working = union(leaf_rows(trace, rows), rows[library[trace.name[rows]]])
-    working = working[~(enqueues | prepares)[trace.name[working]]]
+    leaves = leaf_rows(trace, rows)
+    working = union(leaves, rows[library[trace.name[rows]]])
+    working, leaves = (one[~(enqueues | prepares)[trace.name[one]]] for one in (working, leaves))
     waiting = rows[enqueues[trace.name[rows]]]
+    preparing = np.empty(0, dtype=np.intp)
     if prepares.any():
         ranges = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION) & stepping & prepares[trace.name]
-        waiting = union(waiting, np.flatnonzero(ranges))
+        preparing = np.flatnonzero(ranges)
     gloo = gloo_rows(trace)
     starts, ends = trace.ts_ns, trace.end_ns
     compute = Spans.empty()
     for thread in distinct(trace.thread[working]).tolist():
-        works = working[trace.thread[working] == thread]
-        waits = waiting[trace.thread[waiting] == thread]
-        compute = compute | (Spans.of(starts[works], ends[works]) - Spans.of(starts[waits], ends[waits]))
+        works, waits, calls, prepared = (
+            Spans.of(starts[mine], ends[mine])
+            for one in (working, waiting, leaves, preparing)
+            for mine in [one[trace.thread[one] == thread]]
+        )
+        compute = compute | ((works - waits | calls) - prepared)
     comm = Spans.of(starts[gloo], ends[gloo])
     host = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
     first = int(starts[host].min()) if host.size else 0
