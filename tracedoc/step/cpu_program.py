@@ -104,11 +104,20 @@ def _main_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
 
 
 def _issued(timeline: RankTimeline) -> Int64Array:
-    """The times at which collectives were issued: by c10d operators, else when they started at the latest."""
+    """The times at which collectives were issued: by c10d operators, else when they started at the latest.
+
+    An operator issues a collective behind what it computes for it, as the copy of what gloo reduces.
+    """
     trace, rows = timeline.trace, gloo_rows(timeline.trace)
     calls = gloo_calls(trace, rows)
-    found = [int(trace.ts_ns[calls.get(row, row)]) for row in rows.tolist()]
-    return np.minimum(np.array(found, dtype=np.int64), timeline.collectives.start_ns)
+    called = np.array([calls.get(row, row) for row in rows.tolist()], dtype=np.intp)
+    begin = np.minimum(trace.ts_ns[called], timeline.collectives.start_ns)
+    if timeline.activity is None or not len(timeline.activity.compute):
+        return begin
+    latest = np.minimum(trace.end_ns[called], timeline.collectives.start_ns)
+    ends = timeline.activity.compute.ends
+    computed = ends[np.maximum(np.searchsorted(ends, latest, side="right") - 1, 0)]
+    return np.asarray(np.where(computed <= latest, np.maximum(begin, computed), begin), dtype=np.int64)
 
 
 def _waits(timeline: RankTimeline, issued: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
