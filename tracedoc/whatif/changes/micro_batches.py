@@ -12,7 +12,7 @@ from tracedoc.whatif.changes.kernels import DOUBLED, batch_work, work_left
 from tracedoc.whatif.changes.transfers import with_bytes
 from tracedoc.whatif.even_ranks import between_stages, passes_of
 
-STEADY = (1.0, 1.05, 1.15)
+OF_STAGES = (1.0, 1.05, 1.15)
 """Between its first and its last micro-batch a stage takes so many times what its own work takes: what it waits for
 its neighbours there."""
 
@@ -62,7 +62,7 @@ def _once_more(program: RunProgram) -> RunProgram:
     hosts = np.bincount(rank, weights=of_host, minlength=len(layout.ranks))
     longer = np.maximum(hosts, [float(dur[events].sum()) for events in passes])
     slowest = int(longer.argmax())
-    more = round(longer[slowest] * of_scenario(program.scenario, *STEADY))
+    more = round(longer[slowest] * of_scenario(program.scenario, *OF_STAGES))
     if layout.is_cpu or not passes[slowest].size:
         lag[np.flatnonzero(in_passes & (rank == slowest))[-1:]] += more
     else:
