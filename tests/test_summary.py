@@ -270,7 +270,8 @@ def test_a_plan_without_the_first_finding_stands_where_it_saves_as_much(
         (4.9, "CPU run: nothing found to change in the 100 ms step."),
         (
             5.0,
-            "CPU run (times are indicative): at most 5 % of the step could go. CPU contention: 5 ms of the 100 ms",
+            "CPU run (times are indicative): at most 5 % of the step could go."
+            " CPU contention: 5 ms of the 100 ms",
         ),
     ],
 )

@@ -232,10 +232,10 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
     Compute is the union of the operators that work on the stepping threads: library operators
     (``aten::addmm``) as a whole, and every other operator that holds no operator. Nodes of the backward graph
     and wrappers only call others, and the c10d operators enqueue or wait: a library operator that waits for a
-    collective inside (tensor parallelism) does not compute meanwhile, while what a c10d operator calls (gloo's
-    reduce-scatter copies its input first) does. Operators with which a data loader makes samples on the
-    training thread do not count either, nor compilation and the operators that it traces: on a GPU both leave
-    the device idle. Communication is the union of the ``gloo:*`` ranges on any thread.
+    collective inside (tensor parallelism) does not compute meanwhile, while what a c10d operator calls
+    (gloo's reduce-scatter copies its input first) does. Operators with which a data loader makes samples on
+    the training thread do not count either, nor compilation and the operators that it traces: on a GPU both
+    leave the device idle. Communication is the union of the ``gloo:*`` ranges on any thread.
     """
     stepping = is_among(trace.thread, stepping_threads)
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & stepping)

@@ -13,12 +13,12 @@ from tracedoc.whatif.changes.transfers import with_bytes
 from tracedoc.whatif.even_ranks import between_stages, passes_of
 
 OF_STAGES = (1.0, 1.05, 1.15)
-"""Between its first and its last micro-batch a stage takes so many times what its own work takes: what it waits for
-its neighbours there."""
+"""Between its first and its last micro-batch a stage takes so many times what its own work takes: what it
+waits for its neighbours there."""
 
 WAVE_NS = 50_000
-"""The blocks of a kernel run in waves: with half the work the last one may be as long as it was, which takes no more
-than this (a tile of 128 x 128 over 4,096 products on one processor of an A100)."""
+"""The blocks of a kernel run in waves: with half the work the last one may be as long as it was, which takes
+no more than this (a tile of 128 x 128 over 4,096 products on one processor of an A100)."""
 
 NO_STAGES = NotApplicable("the ranks are no stages of a pipeline")
 
@@ -50,8 +50,8 @@ def halved_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgra
 def _once_more(program: RunProgram) -> RunProgram:
     """The program in which every rank does its passes twice.
 
-    Between the first and the last micro-batch the slowest stage works without a break, and the others wait for
-    it: the step takes longer by what the passes take there.
+    Between the first and the last micro-batch the slowest stage works without a break, and the others wait
+    for it: the step takes longer by what the passes take there.
     """
     layout = program.layout
     dur, lag = program.dur.astype(np.int64), program.lag.astype(np.int64)
