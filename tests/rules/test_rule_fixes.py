@@ -115,3 +115,25 @@ def test_workers_are_only_suggested_beyond_those_there_are(
     fixes = finding(tmp_path, "input-stall", lanes).fixes
     assert fixes[0].title == first
     assert ("num_workers=7" in fixes[0].change) is (cores == 16)
+
+
+@pytest.mark.parametrize(("sampler_ms", "first"), [(30.0, "Choose samples at less cost"), (3.0, "Load batches")])
+def test_workers_do_not_choose_samples(tmp_path: Path, sampler_ms: float, first: str) -> None:
+    """Of 33 ms in the loader the sampler of the script takes most, or little."""
+    batch = [
+        f"torch/utils/data/dataloader.py({line}): {name}@1"
+        for line, name in ((83, "_next_data"), (20, "__next__"))
+    ]
+    sampler = ["train.py(9): __iter__@11", "torch/utils/data/dataloader.py(14): _next_index@15", *batch]
+    samples = ["train.py(3): __getitem__@4", "torch/utils/data/_utils/fetch.py(49): fetch@54", *batch]
+    step = {
+        "step": 9,
+        "whole": True,
+        "long": False,
+        "stacks": {"1": sampler_ms, "2": 33 - sampler_ms, "3": 50.0},
+    }
+    part = {"samples": {"frames": [[], sampler, samples, ["train.py(20): main@30"]], "sampled": [step]}}
+    write_job(tmp_path, [0, 1], {"framework": {"loaders": [{"num_workers": 0}]}, **part}, "")
+    lanes = "step: 100\nloader 0-40\ncompute 40-100"
+    fixes = finding(tmp_path, "input-stall", lanes).fixes
+    assert fixes[0].title.startswith(first)

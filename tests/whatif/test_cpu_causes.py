@@ -63,6 +63,17 @@ def test_what_one_host_pauses_longer_is_its_own(tmp_path: Path) -> None:
     assert found["host.pause"].share_ms == pytest.approx(40, abs=0.5)
 
 
+def test_code_that_one_rank_takes_longer_at_is_taken_out_whole(tmp_path: Path) -> None:
+    """A step of 105 ms: 20, pauses of 40 and 55, 10 and 20. What is not sure to be the function's may stay: 15."""
+    folder = write(tmp_path, pause_ms=(40, 55))
+    (answer,) = tracedoc.predict([folder], ["skip-code ms=40"]).alone
+    assert isinstance(answer, Predicted)
+    low, likely, high = answer.gain_ms
+    assert likely == pytest.approx(55, abs=0.5)
+    differ = 0.1 * 50
+    assert (low, high) == (pytest.approx(40 - differ, abs=0.5), pytest.approx(55 + differ, abs=0.5))
+
+
 def test_barriers_go_with_what_the_host_does_between_them(tmp_path: Path) -> None:
     """Five barriers of 2 ms with 1 ms between them: 14 ms at least; what follows the last may be theirs."""
     folder = write(tmp_path, pause_ms=(5, 5), barriers=5)

@@ -87,6 +87,16 @@ def test_steps_behind_the_capture_that_are_all_slow_are_compared_with_captured_o
     assert diagnose(tmp_path, "0 x6 100 x40").facts["slow_steps_pattern"].value == "none"
 
 
+def test_steps_right_behind_the_capture_are_as_usual_where_a_later_one_begins_the_change(
+    tmp_path: Path,
+) -> None:
+    """Captured steps take 70 ms, the twelve behind them 80, the 50 from step 19 on 110."""
+    facts = diagnose(tmp_path, "0 x6 80 x12 110 x50").facts
+    assert facts["slow_steps_start"].value == 19
+    assert facts["slow_steps_usual_ms"].value == pytest.approx(80)
+    assert facts["slow_steps_excess_ms"].value == pytest.approx(30)
+
+
 def test_the_median_of_a_log_is_as_sure_as_the_sign_test_has_it(tmp_path: Path) -> None:
     """100 to 200 ms in turns from both ends: of 101 steps about the 41st and the 61st, as tables have it.
 

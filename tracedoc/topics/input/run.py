@@ -134,7 +134,24 @@ def reads_all_data(rank: RankJob) -> Value:
     return Unknown("the trainer may share batches out") if shared else True
 
 
+@manifest_fact(unit="fraction")
+def loader_index_frac(rank: RankJob) -> Value:
+    """Share of the training thread's time in data loaders in which a sampler chooses what comes next.
+
+    From the sampled steps of the rank. The thread that trains does so however many workers there are.
+    """
+    stacks = [one for step in rank.samples.sampled for one in step.stacks]
+    loads = [(ms, frames) for ms, frames in stacks if any(_LOADER in one and _NEXT_BATCH in one for one in frames)]
+    total = sum(ms for ms, _ in loads)
+    if not total:
+        return Unknown("no sampled stack is in a data loader")
+    return sum(ms for ms, frames in loads if any(_NEXT_INDEX in one for one in frames)) / total
+
+
 _NO_LOADER = "the manifest has no DataLoader"
+
+_LOADER, _NEXT_BATCH, _NEXT_INDEX = "data/dataloader.py(", "): __next__@", "): _next_index@"
+"""Frames of torch's loader that ask for a batch, and for the indices of its samples."""
 
 
 # -- the function of the script

@@ -98,7 +98,7 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
     # Outliers at equal distances are counted by both; some more lie between them by accident.
     later = [_from_one_on(steps, length)]
     if not chance:
-        later.append(_behind_capture(run, steps, length))
+        later.append(_behind_capture(run, steps, length, before=later[0].start))
     found = [one for one in (regular, *later) if one.cost_ns >= irregular.cost_ns / 2 and one.cost_ns]
     return max(found or [irregular], key=lambda one: one.cost_ns)
 
@@ -144,14 +144,18 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
     return SlowSteps("from one step on", usual, excess, cost, int(steps.number[place]))
 
 
-def _behind_capture(run: RunView, steps: JobSteps, length: Times) -> SlowSteps:
-    """Steps that all come after the capture, and take outliers' time beside the captured ones."""
+def _behind_capture(run: RunView, steps: JobSteps, length: Times, before: int) -> SlowSteps:
+    """Steps that all come after the capture, and take outliers' time beside the captured ones.
+
+    Where the log shows a change, at the step ``before`` which those behind the capture lie (else 0), these do.
+    """
     captured = _captured_lengths(run)
     none = SlowSteps("none", float(np.median(length)))
     if not captured or int((steps.number > max(captured)).sum()) < max(LEAST_SIDE, length.size):
         return none
     usual = float(np.median(list(captured.values())))
-    if float(np.quantile(length, 0.25)) < OUTLIER_RATIO * usual:
+    behind = length[steps.number < before] if before else length
+    if float(np.quantile(behind, 0.25)) < OUTLIER_RATIO * usual:
         return none
     excess = float(np.median(length)) - usual
     cost = float(length.mean()) - usual

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
-from tracedoc.play.run_program import RunProgram
+from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.step.calls import INPUT_PART
 from tracedoc.step.program import Call, Cause, Group
 from tracedoc.timeline.collective_table import NONE
@@ -19,7 +21,7 @@ from tracedoc.whatif.changes.change import (
     of_scenario,
     scaled,
 )
-from tracedoc.whatif.even_ranks import after_waits
+from tracedoc.whatif.even_ranks import after_waits, pauses
 from tracedoc.whatif.removal import Removal, Times, removed
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
@@ -140,6 +142,29 @@ def pin_copies(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     )
 
 
+def skip_code(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """Let no rank be in the script's own code between operators for as long as a function takes.
+
+    The longest pauses of each rank go, until they are as long as the function is at least: one rank may take
+    longer at it than another. What else of them is not the function's stays in the slow scenario.
+    """
+    if not program.layout.is_cpu:
+        return NotApplicable("on GPUs the host's code may run while the device works")
+    layout, ns = program.layout, arguments.number("ms") * 1e6
+    away = pauses(program, program.lag.astype(np.int64))
+    taken = np.zeros_like(away)
+    for first, last in pairwise(layout.point_base.tolist()):
+        order = first + np.argsort(-away[first:last], kind="stable")
+        before = np.cumsum(away[order]) - away[order]
+        gone = np.where(before < ns, away[order], 0)
+        if program.scenario is Scenario.SLOW:
+            gone = np.minimum(gone, np.maximum(ns - before, 0)).astype(np.int64)
+        taken[order] = gone
+    if not taken.any():
+        return NotApplicable("no operator waits for the script's own code")
+    return program.edited(lag=program.lag - taken)
+
+
 def _working(program: RunProgram) -> Mask:
     return np.asarray(program.layout.part != INPUT_PART)
 
@@ -187,6 +212,13 @@ CHANGES = (
         capture_graph,
         (),
         "shapes are static, and no control flow depends on data",
+    ),
+    Change(
+        "skip-code",
+        "on CPUs, code of the script that takes so long between operators runs outside the step",
+        skip_code,
+        (Parameter("ms", "the time in ms that it takes in a step, on the rank where it takes least", None, 0.0),),
+        "what it makes is not needed in the step",
     ),
     Change("calm-allocator", "device memory is neither allocated nor freed in the step", calm_allocator),
     Change(
