@@ -117,7 +117,10 @@ def test_workers_are_only_suggested_beyond_those_there_are(
     assert ("num_workers=7" in fixes[0].change) is (cores == 16)
 
 
-@pytest.mark.parametrize(("sampler_ms", "first"), [(30.0, "Choose samples at less cost"), (3.0, "Load batches")])
+@pytest.mark.parametrize(
+    ("sampler_ms", "first"),
+    [(30.0, "Choose samples at less cost"), (3.0, "Load batches in worker processes")],
+)
 def test_workers_do_not_choose_samples(tmp_path: Path, sampler_ms: float, first: str) -> None:
     """Of 33 ms in the loader the sampler of the script takes most, or little."""
     batch = [

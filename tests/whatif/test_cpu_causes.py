@@ -64,7 +64,7 @@ def test_what_one_host_pauses_longer_is_its_own(tmp_path: Path) -> None:
 
 
 def test_code_that_one_rank_takes_longer_at_is_taken_out_whole(tmp_path: Path) -> None:
-    """A step of 105 ms: 20, pauses of 40 and 55, 10 and 20. What is not sure to be the function's may stay: 15."""
+    """A step of 105 ms: 20, pauses of 40 and 55, 10 and 20. 15 may not be the function's."""
     folder = write(tmp_path, pause_ms=(40, 55))
     (answer,) = tracedoc.predict([folder], ["skip-code ms=40"]).alone
     assert isinstance(answer, Predicted)

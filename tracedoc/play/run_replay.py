@@ -15,7 +15,7 @@ from tracedoc.play.player import Played, Player
 from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
 from tracedoc.play.solver import Cyclic
-from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.run_view import RunView, meet_rarely
 from tracedoc.step.program import RankProgram
 from tracedoc.step.rank_digest import RankDigest
 
@@ -54,7 +54,9 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     ``step_ms`` is the measured step that all answers refer to, ``replayed_ms`` what the replay without a
     change makes of it; ``model_error_frac`` is their difference, ``unexplained_frac`` the share of the step
     that is not replayed but kept where delays stay unexplained. ``base`` are the programs by scenario.
-    ``others`` are steps that are played behind this one, in a ``row``.
+    ``others`` are steps that are played behind this one, in a ``row``. ``apart`` if ranks do not meet in
+    every step: the rank that stands for the run then has its steps, and others shorter ones. ``own_frac`` is
+    the share of a captured step that one without the profiler takes, 1 where that is not known.
     """
 
     step_ms: float
@@ -72,6 +74,8 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     notes: tuple[str, ...] = ()
     others: tuple[RunReplay, ...] = ()
     row: Row | None = None
+    apart: bool = False
+    own_frac: float = 1.0
 
     @property
     def steps(self) -> tuple[RunReplay, ...]:
@@ -83,7 +87,9 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
         """The mean measured step of those played; ranks that pause in turn have steps of other lengths."""
         if not self.others:
             return self.step_ms
-        return float(np.mean([note.step_ns for one in self.steps for note in _layout(one).notes])) / 1e6
+        ranks = slice(self.subject, self.subject + 1) if self.apart else slice(None)
+        every = [note.step_ns for one in self.steps for note in _layout(one).notes[ranks]]
+        return float(np.mean(every)) / 1e6
 
     def base_ns(self, scenario: Scenario) -> float:
         """The mean length of the steps without a change."""
@@ -270,6 +276,8 @@ def _replayed(
         splits=splits(program),
         path=find_whole_path(likely, subject),
         notes=notes,
+        apart=meet_rarely(run.digests),
+        own_frac=run.job.own_frac if run.job is not None else 1.0,
     )
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 
 from tracedoc.errors import Limit
 from tracedoc.run.machine import Machine, Samples, Stacks, read_machine, read_samples, read_stacks
@@ -28,6 +29,9 @@ from tracedoc.run.untrusted import (
     value_at,
     values_at,
 )
+
+STEPS_FOR_MEDIAN = 5
+"""The median of fewer timed steps is not compared."""
 
 MAX_LOGS = 64
 """The step logs of at most this many ranks are read: all ranks step together."""
@@ -140,6 +144,18 @@ class RankJob:
     collect_calls_ms: float = 0.0
     machine: Machine = field(default_factory=Machine)
 
+    @property
+    def unprofiled_ms(self) -> float | None:
+        """The median of steps before the captured ones and of those after, weighted by their steps, in ms.
+
+        ``None`` with fewer than five in all.
+        """
+        timed = [time for time in (self.before, self.after) if time is not None]
+        steps = sum(time.steps for time in timed)
+        if steps < STEPS_FOR_MEDIAN:
+            return None
+        return sum(time.median_ms * time.steps for time in timed) / steps
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -168,6 +184,19 @@ class Job:
         return {
             one.rank: max(one.cores // sharing[one.host, one.affinity], 1) for one in self.ranks if one.cores
         }
+
+    @property
+    def own_frac(self) -> float:
+        """Share of a captured step that one without the profiler takes, of the median rank; 1 at most.
+
+        1 where too few steps were timed.
+        """
+        known = [
+            own / one.during.median_ms
+            for one in self.ranks
+            if one.during is not None and one.during.median_ms > 0 and (own := one.unprofiled_ms) is not None
+        ]
+        return min(float(median(known)), 1.0) if known else 1.0
 
     def spare_cores(self, ranks: Sequence[int]) -> int | None:
         """Of its fair cores those that a rank's operators leave free, of the rank that has the fewest.

@@ -13,7 +13,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.claim import FAMILIES, Claim
 from tracedoc.ranks.strategies.decide import decide, merge, resolve_strategy
 from tracedoc.ranks.strategies.model_parallel import ONLY_PASSES_DATA, PASSES_DATA_HOW
-from tracedoc.run.job import ANOMALY_DETECTION, RankJob
+from tracedoc.run.job import ANOMALY_DETECTION, STEPS_FOR_MEDIAN, RankJob
 from tracedoc.run.manifest import StepTime
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.compute.rank import has_batch_norm
@@ -173,9 +173,6 @@ def _dtype(run: RunView, ops: tuple[str, ...], phases: tuple[Phase, ...]) -> Val
 # -- the manifest
 
 
-STEPS_FOR_MEDIAN = 5
-"""The median of fewer timed steps is not compared."""
-
 LASTING_SLOWDOWN = 0.02
 """A job that is this much slower after the capture than before has not recovered from it."""
 
@@ -192,11 +189,8 @@ def unprofiled_step_ms(rank: RankJob) -> Value:
     Of up to ten steps before the recorded ones and ten after: the mean of the two medians, weighted by their
     steps. Unknown with fewer than five steps in all.
     """
-    timed = [time for time in (rank.before, rank.after) if time is not None]
-    steps = sum(time.steps for time in timed)
-    if steps < STEPS_FOR_MEDIAN:
-        return Unknown(f"{steps} steps were timed without the profiler, fewer than {STEPS_FOR_MEDIAN}")
-    return sum(time.median_ms * time.steps for time in timed) / steps
+    found = rank.unprofiled_ms
+    return recorded(found, f"fewer than {STEPS_FOR_MEDIAN} steps were timed without the profiler")
 
 
 @manifest_fact(unit="fraction", needs=(unprofiled_step_ms,))

@@ -141,7 +141,9 @@ def loader_index_frac(rank: RankJob) -> Value:
     From the sampled steps of the rank. The thread that trains does so however many workers there are.
     """
     stacks = [one for step in rank.samples.sampled for one in step.stacks]
-    loads = [(ms, frames) for ms, frames in stacks if any(_LOADER in one and _NEXT_BATCH in one for one in frames)]
+    loads = [
+        (ms, frames) for ms, frames in stacks if any(_LOADER in one and _NEXT_BATCH in one for one in frames)
+    ]
     total = sum(ms for ms, _ in loads)
     if not total:
         return Unknown("no sampled stack is in a data loader")

@@ -147,7 +147,7 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
 def _behind_capture(run: RunView, steps: JobSteps, length: Times, before: int) -> SlowSteps:
     """Steps that all come after the capture, and take outliers' time beside the captured ones.
 
-    Where the log shows a change, at the step ``before`` which those behind the capture lie (else 0), these do.
+    Where the log shows a change, those behind the capture are the steps ``before`` it; it is 0 without one.
     """
     captured = _captured_lengths(run)
     none = SlowSteps("none", float(np.median(length)))
@@ -166,8 +166,10 @@ def _regular(steps: JobSteps, length: Times) -> SlowSteps:
     """Slow steps at equal distances.
 
     Of the steps with one remainder by the distance, at least four, three quarters are among as many longest
-    of all; that this happens for any of the distances tried is less likely by chance than ``CHANCE``.
+    of all; that this happens for any of the distances tried is less likely by chance than ``CHANCE``. What
+    they cost holds their waits for cores: workers that start, or a process that saves, come with them.
     """
+    whole = steps.length_ns - steps.gc_cost_ns
     best = SlowSteps("none", float(np.median(length)))
     order = np.argsort(-length, kind="stable")
     place = np.empty(length.size, dtype=np.int64)
@@ -183,9 +185,9 @@ def _regular(steps: JobSteps, length: Times) -> SlowSteps:
             mine = remainder == one
             if mine.all() or tried * _chance(int(hits[one]), int(size[one]), length.size) > CHANCE:
                 continue
-            usual = float(np.median(length[~mine]))
-            excess = float(np.median(length[mine])) - usual
-            cost = (float(length[mine].mean()) - usual) * int(size[one]) / length.size
+            usual = float(np.median(whole[~mine]))
+            excess = float(np.median(whole[mine])) - usual
+            cost = float(whole[mine].mean() - whole[~mine].mean()) * int(size[one]) / length.size
             # Of a distance and its multiples, of which each holds a part of the slow steps, the shortest.
             if cost > 1.05 * best.cost_ns:
                 start = int(steps.number[mine][0])

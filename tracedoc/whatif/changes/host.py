@@ -217,7 +217,11 @@ CHANGES = (
         "skip-code",
         "on CPUs, code of the script that takes so long between operators runs outside the step",
         skip_code,
-        (Parameter("ms", "the time in ms that it takes in a step, on the rank where it takes least", None, 0.0),),
+        (
+            Parameter(
+                "ms", "the time in ms that it takes in a step, on the rank where it takes least", None, 0.0
+            ),
+        ),
         "what it makes is not needed in the step",
     ),
     Change("calm-allocator", "device memory is neither allocated nor freed in the step", calm_allocator),
