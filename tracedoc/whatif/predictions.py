@@ -156,9 +156,10 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes
         spread = abs(gains[1])
     gained = (gains[0] - spread, gains[1], min(gains[2] + spread, today))
     if replay.base[Scenario.LIKELY].program.layout.is_cpu:
-        # Of the job's own step, without the profiler, what goes may be a larger share.
+        # Of the job's own step, without the profiler, what goes is a larger share, or is shorter itself.
         low, likely, high = as_runs_differ(gained, replay.step_ms)
-        gained = (low, likely, max(high, min(high / replay.own_frac, today)))
+        profiled = (1 - replay.own_frac) * today
+        gained = (min(low, max(low - profiled, 0.0)), likely, max(high, min(high / replay.own_frac, today)))
     return Prediction(
         gain_ms=gained,
         limited_by=found[Scenario.LIKELY].limited_by,
