@@ -264,7 +264,12 @@ def test_more_steps_are_needed_with_the_square_of_the_width() -> None:
 
 
 def with_log(
-    low_ms: float, high_ms: float, *captured_ms: float, mean_ms: float = 0.0, waited_frac: float = 0.0
+    low_ms: float,
+    high_ms: float,
+    *captured_ms: float,
+    mean_ms: float = 0.0,
+    waited_frac: float = 0.0,
+    slow_ms: float = 0.0,
 ) -> Diagnosis:
     """Return a run on CPUs with a log whose median lies between two lengths, and captured steps."""
     facts = {
@@ -272,6 +277,8 @@ def with_log(
         "logged_median_high_ms": FactRecord("ms", "run", high_ms),
         "logged_mean_step_ms": FactRecord("ms", "run", mean_ms or (low_ms + high_ms) / 2),
         "logged_core_wait_frac": FactRecord("fraction", "run", waited_frac),
+        "slow_steps_pattern": FactRecord("text", "run", "regular" if slow_ms else "irregular"),
+        "slow_steps_cost_ms": FactRecord("ms", "run", slow_ms),
     }
     return replace(lasting(*captured_ms, device="CPU"), facts=facts)
 
@@ -308,6 +315,20 @@ def test_a_log_that_does_not_change_is_unchanged_unless_its_mean_is() -> None:
         "the mean step changed, and half of all steps may take as long as before",
     )
     assert verdict_on(step_change(base, with_log(60, 62, *reversed(steady)))).word == "improved"
+
+
+@pytest.mark.parametrize(
+    ("mean_ms", "slow_ms", "expected"), [(130, 30, "improved"), (130, 5, "inconclusive")]
+)
+def test_slow_steps_in_an_order_decide_what_the_median_does_not_know(
+    mean_ms: float, slow_ms: float, expected: str
+) -> None:
+    """The mean falls from 130 to 100 ms, by 23 %: by steps at equal distances, or by what may be chance."""
+    steady = (100.0, 100.5, 99.5, 100.2, 99.8)
+    base = with_log(99, 101, *steady, mean_ms=mean_ms, slow_ms=slow_ms)
+    change = step_change(base, with_log(98, 102, *reversed(steady)))
+    assert verdict_on(change).word == expected
+    assert verdict_on(change, same_program=True).word == "inconclusive"
 
 
 def test_a_log_alone_tells_no_captures_of_one_program_apart() -> None:

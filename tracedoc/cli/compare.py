@@ -180,6 +180,7 @@ def _gate(found: RunComparison, least: float) -> None:
         more = f"; about {needed} steps on each side would decide" if needed else ""
         say(f"--fail-on-regression: inconclusive: {found.verdict.why}{more}")
         return
-    if found.verdict.word == "regressed" and found.steps.change_frac >= least:
-        say(f"--fail-on-regression: the step is {100 * found.steps.change_frac:.1f} % longer")
+    longer = found.steps.mean_frac if found.steps.of_slow_steps else found.steps.change_frac
+    if found.verdict.word == "regressed" and longer >= least:
+        say(f"--fail-on-regression: the step is {100 * longer:.1f} % longer")
         raise click.exceptions.Exit(1)

@@ -29,6 +29,9 @@ UNCHANGED = 0.05
 LEAST_RUN = 0.05
 """A thread that waited nearly all of a step still ran for some of it."""
 
+IN_ORDER = ("regular", "from one step on")
+"""Words of ``slow_steps_pattern`` for slow steps in an order that chance makes in one log of a thousand."""
+
 _EXACT_UP_TO = 60
 _STEPS_COMPARED = 1000
 _LONGEST_MS = 1e9  # eleven days; what is longer is no step
@@ -39,7 +42,8 @@ class StepChange(msgspec.Struct, frozen=True):
 
     ``low_frac`` to ``high_frac`` is the interval of 95 %; with too few steps it is all that they allow. Where
     ``logged``, it is of all steps of both runs outside their captures, and so is ``change_frac``, as medians;
-    ``mean_frac`` is that of their means, and ``captured_frac`` that of the captured steps.
+    ``mean_frac`` is that of their means, ``slow_frac`` what slow steps that lie in an order cost more, as a
+    share of BASE's mean, and ``captured_frac`` the change of the captured steps.
     ``noise_frac`` is the change below which two captures of one job are not told apart. The waited shares are
     how much of a step training threads waited for a free core, on the rank where they did most.
     ``operators_frac`` is the change of the time in operators, for two runs on CPUs.
@@ -61,6 +65,16 @@ class StepChange(msgspec.Struct, frozen=True):
     logged: bool = False
     captured_frac: float = 0.0
     mean_frac: float = 0.0
+    slow_frac: float = 0.0
+
+    @property
+    def of_slow_steps(self) -> bool:
+        """Whether the mean changes by more than noise because slow steps in an order come or go.
+
+        The median hardly knows of them, however long they are.
+        """
+        surely = min(abs(self.mean_frac), abs(self.slow_frac)) > self.noise_frac
+        return surely and self.mean_frac * self.slow_frac > 0
 
 
 class StepVerdict(msgspec.Struct, frozen=True):
@@ -114,16 +128,21 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
         logged=True,
         captured_frac=found.change_frac,
         mean_frac=new.mean_ms / old.mean_ms - 1,
+        slow_frac=(new.slow_ms - old.slow_ms) / old.mean_ms,
     )
 
 
 class _Logged(msgspec.Struct, frozen=True):
-    """The interval of the median step of a log, its mean, and for which share threads waited for cores."""
+    """The interval of the median step of a log, its mean, and for which share threads waited for cores.
+
+    ``slow_ms`` is what slow steps cost the mean that come at equal distances, or from one step on.
+    """
 
     low_ms: float
     high_ms: float
     mean_ms: float
     waited_frac: float
+    slow_ms: float
 
 
 def _logged(diagnosis: Diagnosis) -> _Logged | None:
@@ -132,7 +151,10 @@ def _logged(diagnosis: Diagnosis) -> _Logged | None:
     if not low or not high or not 0 < low <= high < _LONGEST_MS:
         return None
     mean = diagnosis.number("logged_mean_step_ms") or (low + high) / 2
-    return _Logged(low, high, mean, min(diagnosis.number("logged_core_wait_frac") or 0.0, 1.0))
+    pattern = diagnosis.facts.get("slow_steps_pattern")
+    ordered = pattern is not None and pattern.value in IN_ORDER
+    slow = diagnosis.number("slow_steps_cost_ms") if ordered else None
+    return _Logged(low, high, mean, min(diagnosis.number("logged_core_wait_frac") or 0.0, 1.0), slow or 0.0)
 
 
 def noise_of(*, on_cpu: bool) -> float:
@@ -182,6 +204,8 @@ def verdict_on(
         return StepVerdict("inconclusive", why, 5)
     noise = change.noise_frac
     if change.high_frac >= -noise and change.low_frac <= noise and not _agreed(change):
+        if change.of_slow_steps and not same_program:
+            return StepVerdict("improved" if change.mean_frac < 0 else "regressed")
         others = {"captured steps changed": change.captured_frac, "mean step changed": change.mean_frac}
         for what, frac in others.items():
             if abs(frac) > max(noise, UNCHANGED):

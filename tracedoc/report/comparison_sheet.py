@@ -96,6 +96,9 @@ def _noise(found: RunComparison) -> str:
         f"Steps: {counted} compared, {change} (95 %: {low} to {high});"
         f" two captures of one job may differ by {format_percent(steps.noise_frac)}."
     )
+    if steps.of_slow_steps:
+        slow, mean = percent_change(steps.slow_frac), percent_change(steps.mean_frac)
+        text += f" Their mean: {mean}, of which {slow} by steps that are far longer than the others."
     if steps.base_unprofiled_ms and steps.head_unprofiled_ms:
         text += (
             f" Without the profiler: {format_ms(steps.base_unprofiled_ms)} ->"
