@@ -234,23 +234,34 @@ class Truth:
         """What the answer of a damaged run claims that neither the whole run does, nor one of its steps.
 
         Warnings alone, with ``notes`` also what notes promise. Of steps that are analysed together, what the
-        whole run says of them alone is compared, too.
+        whole run says of them alone is compared, too; of notes also what the whole files say of the ranks that
+        are analysed: what is late beside other ranks is a pause where no other is known.
         """
         if isinstance(self.whole, str) or isinstance(after, str):
             return []
         step = self.whole.budget.step_ms if self.whole.budget is not None else 0.0
         analysed = [one.index for rank in after.ranks for one in rank.steps if one.complete] or [0]
         same = cache(lambda: claims(answer(self._paths, (min(analysed), max(analysed)))))
+        sources = {_bare(one.source) for one in after.ranks}
+        left = [path for path in self._paths if _bare(path.name) in sources]
+        alone = cache(lambda: claims(answer(left, (min(analysed), max(analysed)))))
         found = []
         for rule_id, finding in claims(after).items():
             if finding.severity == "note" and not notes:
                 continue
             wrong = _beyond(finding, claims(self.whole).get(rule_id), step)
-            if wrong and all(_beyond(finding, one.get(rule_id), step) for one in (*self.of_steps, same())):
+            if not wrong:
+                continue
+            others = [*self.of_steps, same(), *([alone()] if finding.severity == "note" else [])]
+            if all(_beyond(finding, one.get(rule_id), step) for one in others):
                 found.append(wrong)
         if damage.told not in after.summary:
             found.append(f"untold: {after.summary[:90]}")
         return found
+
+
+def _bare(source: str) -> str:
+    return Path(source).name.removesuffix(".gz")
 
 
 def _beyond(finding: Finding, was: Finding | None, step_ms: float) -> str:

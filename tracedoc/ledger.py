@@ -9,6 +9,9 @@ from tracedoc.units import format_ms
 Range = tuple[float, float, float]
 """Low, likely and high, in milliseconds."""
 
+TRANSFER, UNSPLIT = "link.transfer", "link.unsplit"
+"""What remains of communication: with no waiting in it, or such that may be waiting for peers."""
+
 CAUSE_WORDS: dict[str, str] = {
     "slow_steps": "a few steps far longer than the others",
     "input.wait": "waiting for the next batch",
@@ -34,7 +37,8 @@ CAUSE_WORDS: dict[str, str] = {
     "order.messages": "poorly sized messages",
     "link.slow": "a link below what it should give",
     "link.latency": "latency of messages",
-    "link.transfer": "exposed communication",
+    TRANSFER: "exposed communication",
+    UNSPLIT: "communication or waiting for peers",
     "compute.fp32": "matrix products outside the tensor cores",
     "compute.optimizer": "an optimizer of many small kernels",
     "compute.small_kernels": "kernels too small for the device",

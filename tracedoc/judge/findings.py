@@ -29,7 +29,7 @@ from tracedoc.judge.wording import (
     says_something,
     with_ranks,
 )
-from tracedoc.ledger import Ledger, LedgerCause
+from tracedoc.ledger import UNSPLIT, Ledger, LedgerCause
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
@@ -40,8 +40,8 @@ SEEN = 0.01
 
 
 BETWEEN_RANKS, AWAITED = ("ranks", "pipeline"), ("order", "link")
-"""Families of causes where a rank is left out: the first are not told, and of the second it is not known how
-much is waiting for that rank."""
+"""Families of causes that need other ranks: the first are not told where one is left out, and of the second
+only what remains, as time that may be waiting, where it is not known how much is."""
 
 TOPIC_OF_FAMILY = {
     "input": "input",
@@ -187,13 +187,12 @@ def plain_finding(
     standing = [one for one in judgement.rules.values() if cause.id in one.stands_for]
     rule = min(standing, key=lambda one: one.id in unfit, default=None)
     shown, fixes = standing_for(rule, cause.ranks, measurements) if rule else ("", ())
-    gain = Gain(alone[0], alone[2], "ledger", (), alone[1])
-    if measurements.run.left_out and cause.id.partition(".")[0] in AWAITED:
-        gain = Gain(0.0, gain.high_ms, "ceiling", ("none of it is waiting for the rank that is left out",))
+    severity = severity_by_ledger(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements)
+    unsplit = cause.id == UNSPLIT  # nobody knows what a change would save of time that may be waiting
     return Finding(
         id=cause.id,
         rule_id=cause.id,
-        severity=severity_by_ledger(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements),
+        severity="note" if unsplit else severity,
         confidence=confidence,
         title=words,
         message=shown or f"{words}{f' ({where})' if where else ''}.",
@@ -202,8 +201,8 @@ def plain_finding(
         ranks=cause.ranks or measurements.ranks,
         steps=ledger.steps,
         evidence=(),
-        gain=gain,
-        fixes=fixes,
+        gain=None if unsplit else Gain(alone[0], alone[2], "ledger", (), alone[1]),
+        fixes=() if unsplit else fixes,
         says=where,
         cost_ms=cause.share_ms,
         alone_ms=alone[1],

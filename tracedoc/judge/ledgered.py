@@ -22,7 +22,7 @@ from tracedoc.judge.severity import (
     severity_by_ledger,
 )
 from tracedoc.judge.wording import before_full_stop
-from tracedoc.ledger import SHARED_ABOVE, Ledger, LedgerCause, Range
+from tracedoc.ledger import SHARED_ABOVE, UNSPLIT, Ledger, LedgerCause, Range
 from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
@@ -221,10 +221,12 @@ def concluded(
             dropped[claim.rule.id] = heard
         else:
             priced.append(heard)
+    unseen = BETWEEN_RANKS if measurements.run.left_out else ()
+    unseen += AWAITED if any(one.id == UNSPLIT for one in ledger.causes) else ()
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     along: dict[str, list[LedgerCause]] = {}
     for cause in _in_order(ledger):
-        unsettled = warm_up or (measurements.run.left_out and cause.id.partition(".")[0] in BETWEEN_RANKS)
+        unsettled = warm_up or (cause.id.partition(".")[0] in unseen and cause.id != UNSPLIT)
         # What saves little alone is told where its share makes it a warning.
         least = WORTH if cause.alone_ms[1] >= WORTH * ledger.step_ms else WARNING_SHARE
         if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 
-from tracedoc.ledger import Range
+from tracedoc.ledger import TRANSFER, UNSPLIT, Range
 from tracedoc.play.run_program import Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.solver import Cyclic
@@ -22,7 +22,7 @@ from tracedoc.whatif.ledger import Entry, book_of, taken_by
 from tracedoc.whatif.predictions import predict
 from tracedoc.whatif.removal import without
 
-LAUNCHES, TRANSFER = "host.launch", "link.transfer"
+LAUNCHES = "host.launch"
 
 
 def per_step_causes(run: RunView, causes: Sequence[str]) -> tuple[str, ...]:
@@ -64,8 +64,9 @@ def larger_batch(run: RunView, per_step: Collection[str]) -> Doubled | None:
     if isinstance(today, NotApplicable):
         return None
     low, likely, high = today.gain_ms
-    mended = [one for one in book.entries if one.id not in (*per_step, TRANSFER) and not one.members]
-    transfers = [one for one in book.entries if one.id == TRANSFER]
+    left = (TRANSFER, UNSPLIT)
+    mended = [one for one in book.entries if one.id not in (*per_step, *left) and not one.members]
+    transfers = [one for one in book.entries if one.id in left]
     split = comm_split(run) == "transfer"
     rate_is_known = not transfers or (split and not isinstance(expected_transfer_gbps(run), Unknown))
     least = _saved_ms(replay, mended if rate_is_known else mended + transfers)

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
+from tracedoc.ledger import TRANSFER, UNSPLIT
 from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.phases import Phase
+from tracedoc.topics.communication.run import comm_split
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
@@ -298,7 +300,8 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
             "link.slow": Removal(slower=slower) if slower.any() else None,
             "link.latency": Removal.of(transfer=latency),
         },
-        rest="link.transfer",
+        # Where ranks are missing, what remains may be waiting for them.
+        rest=TRANSFER if comm_split(run) == "transfer" else UNSPLIT,
         whole=Removal.of(transfer=np.where(mine, program.transfer, 0)),
     )
 
