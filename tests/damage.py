@@ -215,6 +215,16 @@ def claims(diagnosis: Diagnosis | str) -> dict[str, Finding]:
     return {one.rule_id: one for one in sorted(found, key=_gain) if one.topic != "capture"}
 
 
+def by_cause(diagnosis: Diagnosis | str) -> dict[str, Finding]:
+    """What an answer says, by rule and by the causes of the ledger that these tell."""
+    found = claims(diagnosis)
+    causes = diagnosis.ledger.causes if isinstance(diagnosis, Diagnosis) and diagnosis.ledger else ()
+    for cause in causes:
+        told = [found[one] for one in cause.told_by if one in found]
+        found |= {cause.id: max(told, key=_gain)} if told else {}
+    return found
+
+
 class Truth:
     """What a whole run says of all its steps, and of each of them alone."""
 
@@ -228,36 +238,46 @@ class Truth:
         if isinstance(self.whole, str):
             return []
         steps = sorted({one.index for rank in self.whole.ranks for one in rank.steps if one.complete})
-        return [claims(answer(self._paths, (step, step))) for step in steps]
+        return [by_cause(answer(self._paths, (step, step))) for step in steps]
 
     def invented(self, after: Diagnosis | str, damage: Damage, *, notes: bool = False) -> list[str]:
         """What the answer of a damaged run claims that neither the whole run does, nor one of its steps.
 
         Warnings alone, with ``notes`` also what notes promise. Of steps that are analysed together, what the
-        whole run says of them alone is compared, too; of notes also what the whole files say of the ranks that
-        are analysed: what is late beside other ranks is a pause where no other is known.
+        whole run says of them alone is compared, too. Notes are no verdicts: it counts what any finding says
+        of their causes, also of the whole files of the ranks that are analysed, as what is late beside other
+        ranks is a pause where no other is known.
         """
         if isinstance(self.whole, str) or isinstance(after, str):
             return []
         step = self.whole.budget.step_ms if self.whole.budget is not None else 0.0
         analysed = [one.index for rank in after.ranks for one in rank.steps if one.complete] or [0]
-        same = cache(lambda: claims(answer(self._paths, (min(analysed), max(analysed)))))
+        steps = min(analysed), max(analysed)
+        same = cache(lambda: by_cause(answer(self._paths, steps)))
         sources = {_bare(one.source) for one in after.ranks}
         left = [path for path in self._paths if _bare(path.name) in sources]
-        alone = cache(lambda: claims(answer(left, (min(analysed), max(analysed)))))
+        alone = cache(lambda: by_cause(answer(left, steps)))
+        causes = after.ledger.causes if after.ledger else ()
         found = []
         for rule_id, finding in claims(after).items():
-            if finding.severity == "note" and not notes:
+            noted = finding.severity == "note"
+            names = {rule_id, *(one.id for one in causes if noted and rule_id in one.told_by)}
+            if (noted and not notes) or not (
+                wrong := _beyond_all(finding, names, by_cause(self.whole), step)
+            ):
                 continue
-            wrong = _beyond(finding, claims(self.whole).get(rule_id), step)
-            if not wrong:
-                continue
-            others = [*self.of_steps, same(), *([alone()] if finding.severity == "note" else [])]
-            if all(_beyond(finding, one.get(rule_id), step) for one in others):
+            others = (*self.of_steps, same(), *([alone()] if noted else []))
+            if all(_beyond_all(finding, names, one, step) for one in others):
                 found.append(wrong)
         if damage.told not in after.summary:
             found.append(f"untold: {after.summary[:90]}")
         return found
+
+
+def _beyond_all(finding: Finding, names: set[str], said: dict[str, Finding], step_ms: float) -> str:
+    """How a finding goes beyond all that was said of some rules and causes; "" where it does not."""
+    was = [one for name, one in said.items() if name in names]
+    return _beyond(finding, max(was, key=_gain, default=None), step_ms)
 
 
 def _bare(source: str) -> str:

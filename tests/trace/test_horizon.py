@@ -8,11 +8,13 @@ from tracedoc.trace.columns import Kind
 from tracedoc.trace.horizon import cut_at, kernels_end
 
 
-def known(*parts: tuple[Kind, int, range], peers: bool = False) -> int:
+def known(*parts: tuple[Kind, int, range], peers: bool = False, named: bool = False) -> int:
     """The horizon of a file that holds events of a kind and a thread, one block after the other."""
     kind = np.concatenate([np.full(len(times), int(one), dtype=np.uint8) for one, _, times in parts])
     thread = np.concatenate([np.full(len(times), one) for _, one, times in parts])
-    return cut_at(kind, np.concatenate([np.array(times) for *_, times in parts]), thread, peers=peers)
+    return cut_at(
+        kind, np.concatenate([np.array(times) for *_, times in parts]), thread, peers=peers, named=named
+    )
 
 
 def test_operators_written_before_the_kernels_are_whole() -> None:
@@ -43,6 +45,11 @@ def test_one_thread_may_lack_those_that_communicate() -> None:
     block = (Kind.CPU_OP, 1, range(10, 500))
     assert known(block) == 484
     assert known(block, peers=True) == 10
+
+
+def test_of_a_thread_that_is_named_and_not_written_nothing_is_known() -> None:
+    blocks = (Kind.CPU_OP, 1, range(10, 500)), (Kind.ANNOTATION, 2, range(20, 300))
+    assert known(*blocks, named=True) == 10
 
 
 def test_kernels_that_are_missing_at_the_end_are_no_lost_ones() -> None:

@@ -137,7 +137,7 @@ class Columns:
         if not outcome.closed:
             thread = np.array(self._heads.thread, dtype=np.int32)[heads[kept]]
             peers = bool(header.backend) or (header.world_size or 1) > 1
-            known_until = cut_at(kind[kept], ts[kept], thread, peers=peers)
+            known_until = cut_at(kind[kept], ts[kept], thread, peers=peers, named=self._names_more_threads())
         keep = np.argsort(ts, kind="stable")
         if not kept.all():
             keep = keep[kept[keep]]
@@ -266,6 +266,11 @@ class Columns:
     def _thread_table(self) -> tuple[Thread, ...]:
         texts = [(category_text(pid), category_text(tid)) for pid, tid in self._heads.threads]
         return tuple(Thread(pid, tid, self._thread_names.get((pid, tid), "").strip()) for pid, tid in texts)
+
+    def _names_more_threads(self) -> bool:
+        """True if a thread of the host has a name and no event; threads of devices are their streams."""
+        seen = {(category_text(pid), category_text(tid)) for pid, tid in self._heads.threads}
+        return any(one not in seen and name[:6] != "stream" for one, name in self._thread_names.items())
 
     def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[TraceLimit]:
         counts = np.bincount(kind, minlength=len(Kind))

@@ -27,14 +27,19 @@ Int64Array = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
-def cut_at(kind: npt.NDArray[np.uint8], ts: Int64Array, thread: npt.NDArray[Any], *, peers: bool) -> int:
+def cut_at(
+    kind: npt.NDArray[np.uint8], ts: Int64Array, thread: npt.NDArray[Any], *, peers: bool, named: bool = False
+) -> int:
     """The time in ns until which a file is known that is cut off; events are in the order of the file.
 
     Profilers write one kind of events after the other: operators thread by thread, then calls and kernels.
     What was still being written at the cut is known until its last events; what was written before that is
     whole; what would have followed is unknown from its beginning. ``peers`` tells that other processes take
-    part: then a file of one thread only lacks those that communicate.
+    part: then a file of one thread only lacks those that communicate. ``named``: the file names a thread of
+    the host of which it holds no event, and nothing is known of what that did.
     """
+    if named:
+        return int(ts.min())
     known = np.iinfo(np.int64).max
     tail = np.zeros(ts.size, dtype=bool)
     tail[-max(int(ts.size * TAIL_SHARE), FEWEST_OF_TAIL) :] = True
