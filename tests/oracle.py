@@ -282,8 +282,8 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
     """Return the steps of a CPU run, each up to the next one's start.
 
     Compute is the leaf operators and the whole of the library operators (``aten::mm``) on the stepping
-    threads, less the c10d operators inside them, which wait, and less what lies in the ranges of a data
-    loader or of compilation; communication is the ``gloo:*`` ranges.
+    threads, less the c10d operators inside them, which wait unless they call others, and less what lies in
+    the ranges of a data loader or of compilation; communication is the ``gloo:*`` ranges.
     """
     steps = host_steps(complete)
     if not steps:
@@ -302,12 +302,13 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
             for event in complete
             if _category(event) in ("cpu_op", "user_annotation") and str(event.get("tid")) == thread
         ]
-        waits = sorted(
-            (_start(event), _end(event)) for event in here if _is_no_work(str(event.get("name", "")))
-        )
-        for begin, end, name in _leaves(ops) + whole:
-            if not name.startswith(("c10d::", "_c10d_functional")):
-                intervals += [(*piece, "compute") for piece in _outside(begin, end, waits)]
+        named = sorted((_start(event), _end(event), str(event.get("name", ""))) for event in here)
+        prepared = [(begin, end) for begin, end, name in named if _prepares(name)]
+        waits = [(begin, end) for begin, end, name in named if _prepares(name) or name.startswith(ENQUEUES)]
+        for found, holes in ((_leaves(ops), prepared), (whole, waits)):
+            for begin, end, name in found:
+                if not name.startswith(ENQUEUES):
+                    intervals += [(*piece, "compute") for piece in _outside(begin, end, holes)]
     for event in complete:
         if str(event.get("name", "")).startswith("gloo:"):
             intervals.append((_start(event), _end(event), "comm"))
@@ -319,14 +320,11 @@ def _cpu_steps(complete: list[dict[str, Any]]) -> list[Window] | None:
     ]
 
 
-def _is_no_work(name: str) -> bool:
-    begins = (
-        "c10d::",
-        "_c10d_functional",
-        "enumerate(Data",
-        "_compile.compile_inner",
-        "entire_frame_compile",
-    )
+ENQUEUES = ("c10d::", "_c10d_functional")
+
+
+def _prepares(name: str) -> bool:
+    begins = ("enumerate(Data", "_compile.compile_inner", "entire_frame_compile")
     return name.startswith(begins) or name.endswith("(dynamo_timed)") or name == "dynamo"
 
 

@@ -176,3 +176,10 @@ def test_twice_the_micro_batches_take_what_a_job_with_so_many_takes(case: str, t
         assert low <= 1.01 * true
         assert true <= high
         assert likely == pytest.approx(true, rel=0.05)
+
+
+def test_balanced_stages_take_what_a_job_takes_whose_stages_are_the_mean_one(tmp_path: Path) -> None:
+    heavy = replace(JOB, faults=(Fault("heavy-stage", 2, 1.5),))
+    (balanced,) = tracedoc.predict(written(Truth(heavy), tmp_path), ["balance-stages"]).alone
+    even = Truth(replace(JOB, layer_ms=4.0 * (3 + 1.5) / 4))
+    assert balanced.step_ms[1] == pytest.approx(even.step_ms, rel=0.02)

@@ -79,10 +79,14 @@ def summarise(
         said = [_cause(measurements, one, step, first=one is apart[0]) for one in apart]
         if inside:
             said.insert(0, compute_bound(measurements, run, step, lost))
+        rule = judgement.rules.get(named[0].rule_id)
+        of_batch = rule is not None and rule.tells == "batch"
         sentences = [
             *said,
             _inherent(findings, named, ledger, run),
-            outcome(measurements, findings, named, plan, run=run, ledger=ledger, step=step),
+            outcome(
+                measurements, findings, named, plan, run=run, ledger=ledger, step=step, of_batch=of_batch
+            ),
         ]
     elif rules_left_out:
         judged = len(judgement.verdicts)
@@ -195,15 +199,19 @@ def outcome(
     run: RunInfo,
     ledger: Ledger | None,
     step: float,
+    of_batch: bool = False,
 ) -> str:
     """The step with the fixes, in words: the plan, else the first fix, else without the causes named.
 
-    A fix that changes the batch is named beside one that does not, where it gives more.
+    A fix that changes the batch is named beside one that does not, where it gives more: than the plan, or,
+    with a first finding ``of_batch``, than its other fix alone.
     """
     first = next(iter(fitting_first(named[0].fixes, run)), None)
     batch = change_of_batch(named[0], run)
     if plan:
-        other = _or_batch(batch, plan[-1].step_ms[1]) or _after_plan(findings)
+        alone = first.predicted if first is not None and of_batch else None
+        than = plan[-1].step_ms[1] if alone is None else alone.step_ms[1]
+        other = _or_batch(batch, than) or _after_plan(findings)
         return f"{_plan_words(plan, findings, step)}{other}."
     if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms

@@ -188,12 +188,13 @@ def _finding_view(
     tellers = ledger.told_by(finding.overlaps) if ledger is not None else ()
     with_it = (n for n, one in enumerate(findings, 1) if one.rule_id in tellers)
     other = next((f"finding {n}" for n in with_it), "")
+    played = fixes[0].predicted if fixes else None
+    costs = cost_text(finding, step_ms, played, other)
     return FindingView(
         number=number,
         finding=finding,
-        place="; ".join(filter(None, (cost_text(finding, step_ms, other), _place(finding, diagnosis.run)))),
-        gain=played_text(fixes[0].predicted if fixes else None)
-        or ("" if is_told_by_cost(finding) else gain_text(finding.gain, step_ms)),
+        place="; ".join(filter(None, (costs, _place(finding, diagnosis.run)))),
+        gain=played_text(played) or ("" if is_told_by_cost(finding) else gain_text(finding.gain, step_ms)),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=tuple(replace(fix, title=fix.title + tried.get(fix.change, "")) for fix in fixes),
         evidence=_longest(finding.evidence),

@@ -81,22 +81,30 @@ WITHOUT = " without it"
 """What ends a change of the step that is no fix, but the absence of what was found."""
 
 
-FINDINGS_NOTE = "what is seen is of one step and rank, costs are of the mean step"
+FINDINGS_NOTE = "what is seen is of one step and rank, costs are what mending saves of the mean step"
+
+SAVES_MORE = 1.25
+"""A fix that saves so many times what its finding costs shortens what others cost, too."""
 
 
-def cost_text(finding: Finding, step_ms: float | None, overlaps: str = "") -> str:
+def cost_text(
+    finding: Finding, step_ms: float | None, fix: Predicted | None = None, overlaps: str = ""
+) -> str:
     """What a finding costs the step, in words; "" where the ledger has none of its causes.
 
-    That is what mending it saves after the findings before it; where it saves far less by itself, that is
-    told as well. ``overlaps`` is the name of what has its costs where it has none.
+    That is what mending it saves after the findings before it; where it saves far less by itself, or its
+    first ``fix`` more, that is told as well. ``overlaps`` is the name of what has its costs where it has none.
     """
     if finding.told_ms is None or not step_ms:
         return f"counts with {overlaps or finding.overlaps}" if finding.overlaps else ""
     told = saved_words(finding.told_ms)
     costs = f"costs {told} of the {format_ms(step_ms)} step ({format_percent(finding.told_ms / step_ms)})"
-    if finding.alone_ms is None or not is_hidden(finding.told_ms, finding.alone_ms):
+    hidden = finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms)
+    if hidden:
+        costs += f" once those above are mended, {saved_words(finding.alone_ms or 0.0)} alone"
+    if fix is None or not fix.helps or (not hidden and fix.gain_ms[1] <= SAVES_MORE * finding.told_ms):
         return costs
-    return f"{costs} once those above are mended, {saved_words(finding.alone_ms)} alone"
+    return f"{costs}; its fix mends {'those above' if hidden else 'other findings'} as well"
 
 
 def is_told_by_cost(finding: Finding) -> bool:

@@ -14,12 +14,12 @@ from tracedoc.whatif.changes import (
     host,
     kernels,
     merged_units,
-    micro_batches,
     offloading,
     ranks,
     reductions,
     scale_out,
     split_units,
+    stages,
     transfers,
 )
 from tracedoc.whatif.changes.change import Change, Value, checked_values
@@ -37,7 +37,7 @@ CHANGES: dict[str, Change] = {
         offloading,
         host,
         kernels,
-        micro_batches,
+        stages,
         ranks,
         scale_out,
     )

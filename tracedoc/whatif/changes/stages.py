@@ -1,4 +1,4 @@
-"""Changes of how many micro-batches the step of a pipeline has."""
+"""Changes of a pipeline: its stages, and how many micro-batches pass through them."""
 
 from __future__ import annotations
 
@@ -21,6 +21,20 @@ WAVE_NS = 50_000
 no more than this (a tile of 128 x 128 over 4,096 products on one processor of an A100)."""
 
 NO_STAGES = NotApplicable("the ranks are no stages of a pipeline")
+
+
+def balance_stages(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """Let the passes of all ranks compute equally long: layers move from the longest stages to the others."""
+    if not between_stages(program).any():
+        return NO_STAGES
+    passes = [passes_of(program, place)[0] for place in range(len(program.layout.ranks))]
+    dur = program.dur.astype(np.int64)
+    sums = np.array([float(dur[events].sum()) for events in passes])
+    if program.layout.is_cpu or not (sums > 0).all():
+        return NotApplicable("not every rank shows what its passes compute")
+    for events, now in zip(passes, sums.tolist(), strict=True):
+        dur[events] = np.rint(dur[events] * (sums.mean() / now))
+    return program.edited(dur=dur)
 
 
 def more_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -71,6 +85,13 @@ def _once_more(program: RunProgram) -> RunProgram:
 
 
 CHANGES = (
+    Change(
+        "balance-stages",
+        "the passes of all stages compute equally long: layers move from the longest to the others",
+        balance_stages,
+        (),
+        "layers can be divided so",
+    ),
     Change(
         "more-micro-batches",
         "a step has twice the micro-batches; the answer is the time for as much work as today",
