@@ -47,7 +47,7 @@ def test_a_finding_costs_what_mending_it_saves_after_those_before_it(
     found = replace(finding("syncs", 40.0), cost_ms=9.0, alone_ms=15.0, beyond_ms=beyond_ms)
     assert cost_text(found, 100.0) == words
     part = replace(finding("fused", 40.0), overlaps="launch overhead on the host")
-    assert cost_text(part, 100.0, "finding 2") == "counts with finding 2"
+    assert cost_text(part, 100.0, overlaps="finding 2") == "counts with finding 2"
 
 
 def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(
