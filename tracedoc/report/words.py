@@ -93,7 +93,7 @@ def cost_text(
     """What a finding costs the step, in words; "" where the ledger has none of its causes.
 
     That is what mending it saves after the findings before it; where it saves far less by itself, or its
-    first ``fix`` more, that is told as well. ``overlaps`` is the name of what has its costs where it has none.
+    first ``fix`` more, that is told as well. ``overlaps`` names what has its costs where it has none.
     """
     if finding.told_ms is None or not step_ms:
         return f"counts with {overlaps or finding.overlaps}" if finding.overlaps else ""
