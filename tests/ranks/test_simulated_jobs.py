@@ -86,6 +86,25 @@ def test_a_pipeline_with_a_missing_rank_names_its_slow_stage(
     assert cost_ms(diagnosis, ranks[0], rule) == pytest.approx(truth.gain_of_fault(fault.name), rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("fault", "rule", "ranks"),
+    [
+        (Fault("slow-worker", 9, 1.6), "straggler-rank", (9,)),
+        (Fault("heavy-stage", 2, 1.4), "stage-imbalance", (8, 9, 10)),
+    ],
+    ids=lambda one: one.name if isinstance(one, Fault) else None,
+)
+def test_a_rank_missing_from_the_stage_at_fault_is_as_late_as_its_peers(
+    tmp_path: Path, fault: Fault, rule: str, ranks: tuple[int, ...]
+) -> None:
+    """Rank 7 waits for rank 11, which is late where rank 10 is: for rank 9, or for its own layers."""
+    job = Job(3, steps=3, faults=(fault,), **{**PIPELINE, "ranks": 16})  # type: ignore[arg-type]
+    truth, diagnosis = simulated(tmp_path, job, Capture(missing=(11,)))
+    found = diagnosis.findings[0]
+    assert (found.rule_id, found.ranks) == (rule, ranks)
+    assert found.told_ms == pytest.approx(truth.gain_of_fault(fault.name), rel=0.1)
+
+
 def test_a_stage_waits_for_a_neighbour_that_is_missing(tmp_path: Path) -> None:
     """Its receives are split by what those of the same size take between captured stages."""
     _, diagnosis = simulated(tmp_path, Job(4, steps=3, **PIPELINE), Capture(missing=(7,)))  # type: ignore[arg-type]

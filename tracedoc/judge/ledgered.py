@@ -221,7 +221,7 @@ def concluded(
             dropped[claim.rule.id] = heard
         else:
             priced.append(heard)
-    unseen = BETWEEN_RANKS if measurements.run.left_out else ()
+    unseen: tuple[str, ...] = BETWEEN_RANKS if measurements.run.left_out else ()
     unseen += AWAITED if any(one.id == UNSPLIT for one in ledger.causes) else ()
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     along: dict[str, list[LedgerCause]] = {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +25,15 @@ from tracedoc.whatif.removal import Times
 class Even(msgspec.Struct, frozen=True, eq=False):
     """The times of a program in which no rank takes longer than its peers; columns as in the program.
 
-    ``stages`` are the positions of each stage's ranks: all are peers without a pipeline.
+    ``stages`` are the positions of each stage's ranks: all are peers without a pipeline. ``unseen`` is what
+    the parts of collectives take on ranks that wait for one that is missing, where their peers wait for none.
     """
 
     lag: Times
     own: Times
     ready: Times
     dur: Times
+    unseen: Times
     stages: tuple[tuple[int, ...], ...]
 
 
@@ -62,7 +66,26 @@ def even_times(run: RunView, program: RunProgram) -> Even:
             dur[mine] = np.rint(dur[mine] / ratio)
         for places in peers:
             dur = _even_passes(program, places, dur)
-    return Even(narrow(lag), even.own, narrow(ready), narrow(dur), peers)
+    return Even(narrow(lag), even.own, narrow(ready), narrow(dur), _waits_for_missing(program, peers), peers)
+
+
+def _waits_for_missing(program: RunProgram, peers: Sequence[tuple[int, ...]]) -> Times:
+    """What sends and receives take whose other end was not captured, of ranks with a peer that has none such.
+
+    A rank that is missing is late where its peers are: without late ranks nobody waits longer for it than
+    for them, and what these pass on sets the pace.
+    """
+    joins, found = program.layout.joins, np.zeros(program.transfer.size, dtype=np.int64)
+    lone = between_stages(program) & ~joins.complete
+    if not lone.any():
+        return found
+    rank = program.layout.rank_of_event(joins.event)
+    waiting = np.unique(rank[lone]).tolist()
+    for places in peers:
+        if not set(places) <= set(waiting):
+            mine = lone & np.isin(rank, places)
+            found[mine] = program.transfer[mine]
+    return found
 
 
 def _places(run: RunView, stage: tuple[int, ...], place_of: dict[int, int]) -> tuple[int, ...]:

@@ -127,10 +127,15 @@ def _taken(before: np.ndarray, after: np.ndarray) -> Times:
 def _ranks(program: RunProgram, even: Even) -> Family[Removal] | None:
     loads = program.layout.kind == Call.INPUT
     lag, own = _taken(program.lag, even.lag), _taken(program.own, even.own)
+    dur = _taken(program.dur, even.dur)
+    # Who waits for a rank that is missing does so for what makes its peers late, as in an uneven pipeline.
+    computes = np.maximum(dur, 0).sum() >= np.maximum(lag, 0).sum()
     return _family(
         {
-            "ranks.compute": Removal.of(dur=_taken(program.dur, even.dur)),
-            "ranks.host": Removal.of(lag=lag, own=np.where(loads, 0, own)),
+            "ranks.compute": Removal.of(dur=dur, transfer=even.unseen if computes else None),
+            "ranks.host": Removal.of(
+                lag=lag, own=np.where(loads, 0, own), transfer=None if computes else even.unseen
+            ),
             "ranks.input": Removal.of(own=np.where(loads, own, 0), ready=_taken(program.ready, even.ready)),
         }
     )
