@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import Index, RunProgram
+from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.play.scenarios import call_latency
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE
@@ -140,9 +140,14 @@ def cut_reductions(program: RunProgram, largest: float, fixed: Int64Array) -> Ru
     fixed = np.minimum(fixed, program.transfer)
     transfer, dur = program.transfer.copy(), program.dur.astype(np.int64)
     ties: list[tuple[int, int, int]] = []
+    computed, launched = _computed_backward(program.layout)
+    points = program.layout.point
+    own_points = program.layout.point_base[program.layout.rank_of_event(joins.event)] - 1
     for part, before, pieces in _large(program, largest):
         event = int(joins.event[part])
-        ready = _computed_between(program, before, event)
+        # All that its rank has launched since the part before, or since the beginning of the step.
+        since = max(points[before], own_points[part]) if before != NONE else own_points[part]
+        ready = computed[slice(*np.searchsorted(launched, (since + 1, points[event])))]
         if not ready.size:
             continue
         piece = int(fixed[part] + (program.transfer[part] - fixed[part]) / pieces)
@@ -183,20 +188,12 @@ def nearest(rising: Int64Array, values: npt.NDArray[np.float64]) -> Index:
     return np.where(values - rising[before] < rising[after] - values, before, after)
 
 
-def _computed_between(program: RunProgram, before: int, event: int) -> Index:
-    """Return the backward pass's compute events of a rank launched between two of its reductions.
-
-    ``before`` may be ``NONE``: then all since the beginning of the backward pass.
-    """
-    layout = program.layout
-    rank = int(layout.rank_of_event(event))
-    mine = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
-    point = layout.point[mine]
-    last = layout.point[event]
-    first = layout.point[before] if before != NONE else NONE
-    chosen = (point > first) & (point < last) & layout.computes_of(mine)
-    chosen &= np.isin(layout.event_part[mine], (Phase.BACKWARD, Phase.RECOMPUTE))
-    return np.asarray(mine[chosen][np.argsort(point[chosen], kind="stable")], dtype=np.intp)
+def _computed_backward(layout: Layout) -> tuple[Index, Index]:
+    """The compute events of backward passes in the order in which they are launched, and their points."""
+    backward = np.isin(layout.event_part, (Phase.BACKWARD, Phase.RECOMPUTE))
+    events = np.flatnonzero(layout.computes & backward & (layout.point != NONE))
+    events = events[np.argsort(layout.point[events], kind="stable")]
+    return events, layout.point[events]
 
 
 CHANGES = (
