@@ -36,7 +36,7 @@ ENOUGH = 0.8
 class Fixed:
     """A job, the rule of its first finding, how the fix of it begins, and what of the script that replaces.
 
-    ``environ`` are variables that the fix sets.
+    What a job's script is given stands behind its name. ``environ`` are variables that the fix sets.
     """
 
     job: str
@@ -44,6 +44,16 @@ class Fixed:
     title: str
     edits: Sequence[tuple[str, str]] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def script(self) -> str:
+        """The name of its script."""
+        return f"{self.job.partition(' ')[0]}.py"
+
+    @property
+    def key(self) -> str:
+        """Its name in those of files."""
+        return self.job.replace(" ", "-")
 
 
 FIXED = (
@@ -174,6 +184,122 @@ FIXED = (
             ),
         ),
     ),
+    Fixed(
+        "trainer_class",
+        "script-code",
+        "Take `update_metrics`",
+        (
+            (
+                "        self.update_metrics(loss.detach())\n",
+                "        self.steps = getattr(self, 'steps', 0) + 1\n"
+                "        if self.steps % 50 == 0:\n"
+                "            self.update_metrics(loss.detach())\n",
+            ),
+        ),
+    ),
+    Fixed(
+        "callback_rank1",
+        "cpu-straggler",
+        "Take `on_step_end`",
+        (("            one.on", "            if step % 50 == 49:\n                one.on"),),
+    ),
+    Fixed(
+        "library_beside",
+        "script-code",
+        "Take `flush`",
+        (("        fastmetrics.push", "        if step % 50 == 49:\n            fastmetrics.push"),),
+    ),
+    Fixed(
+        "listcomp",
+        "script-code",
+        "Take `augmented`",
+        (
+            ("    for step in", "    x = augmented(samples * 16)[:32]\n    for step in"),
+            ("        x = augmented(samples * 16)[:32]\n        loss", "        loss"),
+        ),
+    ),
+    Fixed(
+        "extra_operators one",
+        "cpu-straggler",
+        "Take `log_histograms`",
+        (("        if rank == (1", "        if step % 50 == 49 and rank == (1"),),
+    ),
+    Fixed("kth_eval", "step-outliers", "Do `evaluate`", (("step % 10 == 9", "step % 100 == 99"),)),
+    Fixed(
+        "kth_checkpoint_rank0",
+        "step-outliers",
+        "Save checkpoints less often",
+        (("step % 8 == 7", "step % 80 == 79"),),
+    ),
+    Fixed(
+        "mesh_rank3",
+        "cpu-straggler",
+        "Take `prepare`",
+        (
+            ("    for step in", "    prepared = prepare(distributed.get_rank())\n    for step in"),
+            ("model(prepare(distributed.get_rank()))", "model(prepared)"),
+        ),
+    ),
+    Fixed(
+        "local_sgd",
+        "cpu-straggler",
+        "Take `augment`",
+        (
+            ("    for step in", "    augmented = augment(distributed.get_rank())\n    for step in"),
+            ("model(augment(distributed.get_rank()))", "model(augmented)"),
+        ),
+    ),
+    Fixed(
+        "epochs anew",
+        "step-outliers",
+        "Keep the loader's workers",
+        (("persistent_workers=kept", "persistent_workers=True"),),
+    ),
+    Fixed(
+        "drawn_bar",
+        "cpu-straggler",
+        "Take `draw_progress`",
+        (("        if rank == 0:", "        if rank == 0 and step % 50 == 49:"),),
+    ),
+    Fixed(
+        "best_weights",
+        "script-code",
+        "Take `keep_best`",
+        (("        if loss.item()", "        if step % 50 == 49 and loss.item()"),),
+    ),
+    Fixed(
+        "kinds accumulation",
+        "reduction-every-micro-batch",
+        "Reduce with the last micro-batch only",
+        (
+            ("import os\nimport sys", "import contextlib\nimport os\nimport sys"),
+            (
+                "        for x in inputs:\n            model(x).square().mean().backward()\n",
+                "        for number, x in enumerate(inputs):\n"
+                "            last_micro_batch = number == len(inputs) - 1\n"
+                "            with contextlib.nullcontext() if last_micro_batch else model.no_sync():\n"
+                "                model(x).square().mean().backward()\n",
+            ),
+        ),
+    ),
+    Fixed(
+        "kinds loader",
+        "input-stall",
+        "Load batches in worker processes",
+        (
+            (
+                "DataLoader(Slow(0.003), BATCH)",
+                "DataLoader(Slow(0.003), BATCH, num_workers={suggested_loader_workers}, prefetch_factor=4, "
+                "persistent_workers=True)",
+            ),
+        ),
+    ),
+    Fixed(
+        "kinds unused",
+        "small-gradient-buckets",
+        "Remove bucket_cap_mb from DDP",
+        (("bucket_cap_mb=0.1)", "gradient_as_bucket_view=True)"),),
+    ),
 )
 """The fixes, as printed for each job."""
 
@@ -235,27 +361,27 @@ class Pair:
         self.fixed, self._folder = fixed, folder
 
     def _launch(self, *, mended: bool) -> list[str]:
-        folder = self._folder / "scripts" / self.fixed.job if mended else JOBS
-        script = folder / f"{self.fixed.job}.py"
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        return [sys.executable, *launcher, str(script)]
+        folder = self._folder / "scripts" / self.fixed.key if mended else JOBS
+        processes = "4" if self.fixed.job.startswith("mesh") else "2"
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
+        return [sys.executable, *launcher, str(folder / self.fixed.script), *self.fixed.job.split()[1:]]
 
     def write_mended(self, settings: Mapping[str, str]) -> None:
         """Write the script with its fix; raises RuntimeError where the fix does not fit it."""
-        script = (JOBS / f"{self.fixed.job}.py").read_text()
+        script = (JOBS / self.fixed.script).read_text()
         for old, new in self.fixed.edits:
             if script.count(old) != 1:
-                raise RuntimeError(f"{old!r} is not once in {self.fixed.job}.py")
+                raise RuntimeError(f"{old!r} is not once in {self.fixed.script}")
             for name, value in settings.items():
                 new = new.replace(f"{{{name}}}", value)
             script = script.replace(old, new)
-        target = self._folder / "scripts" / self.fixed.job
+        target = self._folder / "scripts" / self.fixed.key
         shutil.copytree(JOBS, target, dirs_exist_ok=True)
-        (target / f"{self.fixed.job}.py").write_text(script)
+        (target / self.fixed.script).write_text(script)
 
     def diagnosis(self, *, mended: bool) -> Diagnosis:
         """The diagnosis of a capture of the job, which is made if it is not there."""
-        kept = self._folder / f"{self.fixed.job}{'-mended' if mended else ''}"
+        kept = self._folder / f"{self.fixed.key}{'-mended' if mended else ''}"
         if not kept.exists():
             fresh = self._folder / "fresh"
             shutil.rmtree(fresh, ignore_errors=True)
@@ -267,7 +393,7 @@ class Pair:
 
     def step_ms(self, number: int, *, mended: bool) -> float:
         """The mean step of a round without the collector, measured if it is not there."""
-        kept = self._folder / f"{self.fixed.job}{'-mended' if mended else ''}-{number}.times.json"
+        kept = self._folder / f"{self.fixed.key}{'-mended' if mended else ''}-{number}.times.json"
         if not kept.exists():
             environ = {**(self.fixed.environ if mended else {}), "STEP_TIMES": str(kept)}
             run_again(self._launch(mended=mended), self._folder / "scratch", environ)
@@ -288,7 +414,7 @@ def stated(fixed: Fixed, diagnosis: Diagnosis) -> tuple[tuple[float, float], flo
         raise RuntimeError(f"the fixes are {[one.title for one in first.fixes]}")
     step = diagnosis.budget.step_ms if diagnosis.budget else 0.0
     if fix.predicted is not None:
-        return (fix.predicted.gain_ms[0], fix.predicted.gain_ms[2]), step
+        return (fix.predicted.gain_ms[0], fix.predicted.gain_ms[2]), fix.predicted.before_ms
     if first.gain is None:
         return (0.0, 0.0), step
     return (first.gain.low_ms, first.gain.high_ms), first.gain.mean_step_ms or step

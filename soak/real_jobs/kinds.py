@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 import torch
+from small import timed
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -54,6 +55,7 @@ def begun() -> Blocks:
     torch.manual_seed(0)
     if not distributed.is_initialized():
         distributed.init_process_group("gloo")
+        timed()
     return Blocks()
 
 

@@ -1,5 +1,6 @@
 """A small model under DDP on gloo, and its batches; ``STEP_TIMES`` names where rank 0 writes when steps ended."""
 
+import atexit
 import json
 import os
 import time
@@ -26,8 +27,13 @@ def begun():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     distributed.init_process_group("gloo")
+    timed()
+
+
+def timed():
     if os.environ.get("STEP_TIMES") and distributed.get_rank() == 0:
         register_optimizer_step_post_hook(lambda *_: _ENDED.append(time.perf_counter_ns()))
+        atexit.register(lambda: Path(os.environ["STEP_TIMES"]).write_text(json.dumps(_ENDED)))
 
 
 def batch(width=256, size=32):
@@ -36,6 +42,4 @@ def batch(width=256, size=32):
 
 def ended():
     distributed.barrier()
-    if _ENDED:
-        Path(os.environ["STEP_TIMES"]).write_text(json.dumps(_ENDED))
     distributed.destroy_process_group()

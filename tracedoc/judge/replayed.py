@@ -57,7 +57,7 @@ def with_predictions(
         rule = judgement.rules.get(finding.rule_id)
         late = rule is not None and _of_ranks(rule) and not measurements.is_cpu
         finding = _of_mean_step(finding, ledger) if late else finding
-        findings.append(_priced(finding, rule, run))
+        findings.append(_priced(finding, rule, run, ledger))
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, today)
@@ -93,12 +93,12 @@ def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
     return replace(finding, fixes=tuple(fixes))
 
 
-def _priced(finding: Finding, rule: Rule | None, run: RunInfo) -> Finding:
+def _priced(finding: Finding, rule: Rule | None, run: RunInfo, ledger: Ledger) -> Finding:
     """The finding with the gain of the fix that stands first, where that was played and helps.
 
     At most it is what the causes cost; what they cost is not told where the fix gives more, as of a cause of
-    which the rule tells a part. A larger batch is counted per unit of today's work, which the causes of a
-    rule do not bound; of others it is not the gain.
+    which the rule tells a part, unless no other tells that cause. A larger batch is counted per unit of
+    today's work, which the causes of a rule do not bound; of others it is not the gain.
     """
     first = next(iter(fitting_first(finding.fixes, run)), None)
     if first is None or first.predicted is None or saves_nothing(first):
@@ -110,6 +110,8 @@ def _priced(finding: Finding, rule: Rule | None, run: RunInfo) -> Finding:
     if not changes_training(first):
         high = max(high, finding.gain.high_ms if finding.gain is not None else 0.0)
         more = likely > SHARED_ABOVE * max(finding.cost_ms or 0.0, finding.alone_ms or 0.0)
+        tells_all = any(one.told_by == (finding.rule_id,) for one in ledger.causes)
+        more &= not (rule is not None and rule.part_of and tells_all)
     gain = Gain(low, high, "replay", first.predicted.assumptions, likely)
     if not more:
         return replace(finding, gain=gain)
