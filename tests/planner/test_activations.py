@@ -259,7 +259,13 @@ def test_blocks_of_other_models_save_what_was_computed_within_10_percent(name: s
 
 @pytest.mark.parametrize(
     ("precision", "checkpointing"),
-    [("fp32", False), ("bf16", False), ("bf16", True), ("bf16-mixed", False), ("bf16-mixed", True)],
+    [
+        ("fp32", False),
+        ("bf16", True),
+        ("bf16-mixed", False),
+        pytest.param("bf16", False, marks=pytest.mark.soak),
+        pytest.param("bf16-mixed", True, marks=pytest.mark.soak),
+    ],
 )
 def test_the_peak_of_a_training_step_is_predicted_within_15_percent(
     precision: str, checkpointing: bool, tmp_path: Path

@@ -10,7 +10,7 @@ import pytest
 from tests.play.held import Held, hold, hold_job, names_best
 from tests.play.jobs import KINDS, draw_job
 
-SEEDS = range(45)
+SEEDS = range(30)
 
 
 @pytest.fixture(scope="module")
