@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.errors import Limit
@@ -83,7 +83,7 @@ def summarise(
         of_batch = rule is not None and rule.tells == "batch"
         sentences = [
             *said,
-            _inherent(findings, named, ledger, run),
+            _inherent(findings, named, ledger, run, {one.title for one in plan}),
             outcome(
                 measurements, findings, named, plan, run=run, ledger=ledger, step=step, of_batch=of_batch
             ),
@@ -151,16 +151,24 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
 
 
 def _inherent(
-    findings: Sequence[Finding], named: Sequence[Finding], ledger: Ledger | None, run: RunInfo
+    findings: Sequence[Finding],
+    named: Sequence[Finding],
+    ledger: Ledger | None,
+    run: RunInfo,
+    planned: Collection[str],
 ) -> str:
-    """What the strategy itself costs, and its fix, where that is the most and is not named; else ""."""
+    """What the strategy itself costs, and its fix if it is not planned, where that is the most; else "".
+
+    Nothing where it is named among the causes.
+    """
     largest = ledger.causes[0] if ledger is not None and ledger.causes else None
     if largest is None or largest.id not in INHERENT or {one.rule_id for one in named} & {*largest.told_by}:
         return ""
     teller = next((one for one in findings if one.rule_id in largest.told_by), None)
     told_ms = largest.share_ms if teller is None else teller.told_ms or largest.share_ms
     fix = next(iter(fitting_first(teller.fixes, run)), None) if teller is not None else None
-    mended = f": {lowered(fix.title)}{_step_with(fix)}" if fix is not None else ""
+    told = fix is None or fix.title in planned
+    mended = f": {lowered(fix.title)}{_step_with(fix)}" if fix is not None and not told else ""
     return f"Another {format_ms(told_ms)} is {largest.words}, which equal stages have as well{mended}."
 
 

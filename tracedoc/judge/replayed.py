@@ -30,7 +30,8 @@ from tracedoc.whatif.answer import after, as_predicted, on_more_ranks, replay_re
 from tracedoc.whatif.changes.registry import Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
-HELD_ON_CPUS = ("even-rank", "even-ranks", "share-work", "cap-buckets")
+ALIKE = ("even-rank", "even-ranks", "share-work")
+HELD_ON_CPUS = (*ALIKE, "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
 
 NOT_REPLAYED = "an upper bound; not predicted: {}"
@@ -179,7 +180,7 @@ def _with_prediction(finding: Finding, fix: Fix, predicted: Predicted, measureme
     unsure = measurements.is_cpu and predicted.change.split()[0] in HELD_ON_CPUS
     if not unsure or bound is None or predicted.gain_ms[1] <= bound.size_ms:
         return replace(fix, predicted=predicted)
-    if bound.low_ms <= 0:
+    if bound.low_ms <= 0 and predicted.change.split()[0] in ALIKE:
         return replace(fix, replays="")
     return replace(fix, replays="", predicted=_within(predicted, bound))
 

@@ -69,7 +69,7 @@ def _waiting_note(wait: Segment, diagnosis: Diagnosis) -> str:
     if late_ms >= MOSTLY_LATE * wait.ms:
         return ""
     most = "most of it " if late_ms >= LEAST_SHARE * ledger.step_ms else ""
-    return f"{most}counted in the rows above"
+    return f"{most}what makes them late is among the causes above"
 
 
 def overlap_words(budget: BudgetParts) -> str:

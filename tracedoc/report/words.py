@@ -102,9 +102,11 @@ def cost_text(
     hidden = finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms)
     if hidden:
         costs += f" once those above are mended, {saved_words(finding.alone_ms or 0.0)} alone"
+    elif finding.together_ms is not None and finding.overlaps:
+        costs += f"; behind it {finding.overlaps}, {format_ms(finding.together_ms)} together"
     if fix is None or not fix.helps or (not hidden and fix.gain_ms[1] <= SAVES_MORE * finding.told_ms):
         return costs
-    return f"{costs}; its fix mends {'those above' if hidden else 'other findings'} as well"
+    return f"{costs}; its fix mends {'some of those above' if hidden else 'other findings'} as well"
 
 
 def is_told_by_cost(finding: Finding) -> bool:
