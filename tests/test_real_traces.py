@@ -79,9 +79,9 @@ def test_one_rank_of_a_communication_bound_run_cannot_tell_transfer_from_waiting
     # Hiding 11.8 ms is promised by no one: the host itself needs 16.8 of the 19.0 ms.
     assert diagnosis.ledger is not None
     causes = {one.id: one for one in diagnosis.ledger.causes}
-    assert causes["link.transfer"].alone_ms[2] < 2.2
+    assert causes["link.unsplit"].alone_ms[2] < 2.2
     # Kernels are short, but how much of the communication is waiting is not known.
-    assert causes["link.transfer"].told_by == ("exposed-communication",)
+    assert causes["link.unsplit"].told_by == ("exposed-communication",)
     assert "one rank alone cannot separate them" in diagnosis.summary
     # Two all-reduces of 17.6 and 5.7 MB over 8 ranks run for 15.8 ms: 1.75 times 23.4 MB in that time.
     assert diagnosis.facts["least_transfer_gbps"].value == pytest.approx(1.75 * 23.38 / 15.85, rel=0.01)
