@@ -65,7 +65,9 @@ def test_code_that_all_ranks_are_in_is_named(
     if found:
         assert "the range `encode`" in found[0].message
         assert found[0].gain is not None
-        assert found[0].gain.high_ms == pytest.approx(quiet_ms)
+        # As unsure as two runs on CPUs, which differ by a tenth.
+        assert found[0].gain.likely_ms == pytest.approx(quiet_ms)
+        assert found[0].gain.high_ms == pytest.approx(1.1 * quiet_ms)
 
 
 def test_a_rank_that_is_in_it_for_longer_does_not_make_the_others_be(tmp_path: Path) -> None:
