@@ -19,6 +19,18 @@ def as_runs_differ(gain_ms: Range, step_ms: float) -> Range:
     return low - spread, likely, max(min(high + spread, step_ms), high)
 
 
+def as_unprofiled(gain_ms: Range, step_ms: float, own_frac: float) -> Range:
+    """A gain of a captured step of ``step_ms`` of which ``own_frac`` is the job's own, not the profiler's.
+
+    Of the job's own step, what goes is a larger share, or is shorter itself; what stays is shortened with the
+    step at most, so that it never vanishes.
+    """
+    low, likely, high = gain_ms
+    profiled = (1 - own_frac) * step_ms
+    most = min(high / own_frac, step_ms - own_frac * (step_ms - high))
+    return min(low, max(low - profiled, 0.0)), likely, max(high, most)
+
+
 LEAST_SHARE = 0.01
 """A gain below this share of the step is within the spread of any measurement."""
 

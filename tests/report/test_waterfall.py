@@ -114,6 +114,15 @@ def test_lines_add_up_to_the_step_and_each_begins_where_the_last_ended() -> None
     ]
 
 
+def test_what_sums_round_off_is_no_small_cause() -> None:
+    diagnosis = sharded()
+    ledger = diagnosis.ledger
+    assert ledger is not None
+    left_ms = ledger.step_ms - sum(row.saves_ms for row in ledger.rows)
+    told = replace(diagnosis, ledger=replace(ledger, ideal_ms=left_ms * (1 - 1e-15)))
+    assert "smaller causes" not in [one.words for one in waterfall(told).lines]
+
+
 def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() -> None:
     _, late, hidden, *_ = waterfall(sharded()).lines
     assert (late.key, late.number, late.note) == ("critical", 1, "rank 5; cudaMalloc in backward")

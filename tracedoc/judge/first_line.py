@@ -137,13 +137,15 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
     """A finding in one sentence: its usual name, what it costs beyond those before it, and what shows it."""
     gain = finding.gain
     costs, title = cost_words(finding), finding.title.partition(": ")[0]
-    if costs and first:
-        mean = gain.mean_step_ms if gain is not None else None
-        costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-        if finding.together_ms is not None:
-            behind = max(finding.together_ms - (finding.told_ms or 0.0), 0.0)
-            costs += f"; behind it {finding.overlaps}, another {format_ms(behind)}"
-    elif costs and finding.beyond_ms is not None:
+    mean = gain.mean_step_ms if gain is not None else None
+    if costs and mean is not None:
+        costs += f" of {format_ms(mean)} a step"
+    elif costs and first:
+        costs += f" of the {format_ms(step)} step"
+    if costs and first and finding.together_ms is not None:
+        behind = max(finding.together_ms - (finding.told_ms or 0.0), 0.0)
+        costs += f"; behind it {finding.overlaps}, another {format_ms(behind)}"
+    elif costs and not first and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name

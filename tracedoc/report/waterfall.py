@@ -13,6 +13,9 @@ from tracedoc.units import format_ms, format_percent, format_ranges, lowered
 UNEXPLAINED = 0.02
 """Of the ideal step so little that is not explained is not told, as a share of today's."""
 
+LEAST_SHOWN = 0.0005
+"""What small causes cost together is a line from this share of the step: less is what sums round off."""
+
 TODAY, IDEAL, UNTOLD = "today", "ideal", "untold"
 
 LATE = "ranks."
@@ -89,7 +92,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
             number=number,
         )
     ms = left_ms - ledger.ideal_ms
-    if ms > 0 and format_percent(_share(ms, step_ms)) != format_percent(0.0):
+    if ms >= LEAST_SHOWN * step_ms:
         yield WaterfallLine(UNTOLD, "smaller causes", ms, _share(ms, step_ms), _share(left_ms - ms, step_ms))
     share = _share(ledger.ideal_ms, step_ms)
     yield WaterfallLine(IDEAL, "ideal step", ledger.ideal_ms, share, note=unexplained_words(ledger))

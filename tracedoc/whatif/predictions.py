@@ -11,7 +11,7 @@ from tracedoc.play.path import find_path
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_run
 from tracedoc.play.solver import Cyclic
-from tracedoc.predicted import as_runs_differ
+from tracedoc.predicted import as_runs_differ, as_unprofiled
 from tracedoc.ranks.run_view import RunView, once
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
@@ -156,10 +156,7 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes
         spread = abs(gains[1])
     gained = (gains[0] - spread, gains[1], min(gains[2] + spread, today))
     if replay.base[Scenario.LIKELY].program.layout.is_cpu:
-        # Of the job's own step, without the profiler, what goes is a larger share, or is shorter itself.
-        low, likely, high = as_runs_differ(gained, replay.step_ms)
-        profiled = (1 - replay.own_frac) * today
-        gained = (min(low, max(low - profiled, 0.0)), likely, max(high, min(high / replay.own_frac, today)))
+        gained = as_unprofiled(as_runs_differ(gained, replay.step_ms), today, replay.own_frac)
     return Prediction(
         gain_ms=gained,
         limited_by=found[Scenario.LIKELY].limited_by,

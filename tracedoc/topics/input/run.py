@@ -62,10 +62,18 @@ def suggested_loader_workers(run: RunView) -> dict[str, int]:
 
 
 @run_fact(unit="text")
-def sampler_in_code(run: RunView) -> Value:
-    """The argument that gives each rank samples of its own; unknown where one process reads all of them."""
+def samples_in_code(run: RunView) -> Value:
+    """The arguments of a data loader that say which samples make a batch, as code.
+
+    With a sampler where several ranks have samples of their own; unknown for a loader without a batch size,
+    which another argument takes the place of.
+    """
     several = run.world_size is not None and run.world_size > 1
-    return "sampler" if several else Unknown("one process reads all samples")
+    first = run.job.ranks[0] if run.job is not None and run.job.ranks else None
+    if first is not None and first.loader.workers is not None and first.loader.batch_size is None:
+        return Unknown("the loader has no batch size")
+    whole = first is not None and _reads_all(first) is True
+    return "batch_size, sampler=sampler" if several and not whole else "batch_size"
 
 
 @run_fact(unit="fraction", scope="rank", needs=(loader_kind, suggested_loader_workers))
@@ -127,6 +135,10 @@ def reads_all_data(rank: RankJob) -> Value:
     By its sampler, one of torch's own that knows no ranks. Unknown for others, and under trainers, which
     share batches out behind the sampler.
     """
+    return _reads_all(rank)
+
+
+def _reads_all(rank: RankJob) -> bool | Unknown:
     loader = rank.loader
     if loader.sampler not in ("RandomSampler", "SequentialSampler"):
         return Unknown("no sampler of torch's own chooses the samples") if not loader.replicas else False
