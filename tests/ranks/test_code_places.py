@@ -70,16 +70,26 @@ def diagnosed(
     ranks: int = 2,
     before: str = "",
     lanes_of_late: str = LATE,
+    loop: tuple[str, ...] = (),
 ) -> Diagnosis:
     """Diagnose a run with these late ranks, all the time or each in its turn, of which some recorded stacks.
 
-    ``before`` is the lane that a late rank has before its forward pass.
+    ``before`` is the lane that a late rank has before its forward pass. ``loop`` are the frames that sampled
+    stacks show around every step.
     """
     lanes = ON_TIME + "".join(lanes_of_late.format(rank, before) for rank in late)
     entries: dict[str, dict[str, object]] = {}
     for rank, builder in enumerate(parse_lanes(lanes, ranks=ranks, device=None)):
         builder.write(folder / f"rank-{rank}.json")
         entries[str(rank)] = {"file": f"rank-{rank}.json", "environment": {}}
+        if loop:
+            entries[str(rank)]["samples"] = {
+                "steps": 40,
+                "long": 0,
+                "loop": [*loop],
+                "frames": [[]],
+                "sampled": [],
+            }
         if rank in recorded:
             entries[str(rank)]["source"] = stacks(folder, rank, recorded[rank])
     (folder / MANIFEST_NAME).write_text(json.dumps({"schema": MANIFEST_SCHEMA, "ranks": entries}))
@@ -88,6 +98,20 @@ def diagnosed(
 
 def named(diagnosis: Diagnosis, rank: int) -> object:
     return diagnosis.facts["straggler_code"].values[str(rank)]
+
+
+def test_the_function_of_the_loop_is_nothing_to_take_out_of_the_step(tmp_path: Path) -> None:
+    """Rank 1 is 30 ms longer in main itself, which runs all steps; but what main calls there is named."""
+    loop = ("train.py(30): main@35",)
+    (tmp_path / "plain").mkdir()
+    plain = diagnosed(tmp_path / "plain", (1,), {1: (MAIN,)}, loop=loop)
+    assert named(plain, 1) == "none"
+    (tmp_path / "sleeps").mkdir()
+    sleeps = (MAIN, ("time.py(1): sleep", 0, 30))
+    assert (
+        named(diagnosed(tmp_path / "sleeps", (1,), {1: sleeps}, loop=loop), 1)
+        == "`sleep` in `main` (`train.py:30`)"
+    )
 
 
 @pytest.mark.parametrize("late", [0, 1])

@@ -13,7 +13,7 @@ from tracedoc.ranks.code_places import has_stacks, more_work_place, most_work_pl
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.model_parallel import CONTEXT_GROUP
 from tracedoc.timeline.host import PHASES
-from tracedoc.timeline.script_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace, place_of_frame
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.topics.straggler.late_ranks import CAUSE_SHARE, Straggler, noticeable_ns, stragglers
 from tracedoc.topics.straggler.rank import foreign_turns_ms
@@ -302,7 +302,18 @@ def late_place(run: RunView, late: Straggler) -> LatePlace | None:
         return None
     least_ms = float(np.median(late.cause_ns)) / 1e6
     found, compared = place_alone(run, late.rank, peers, least_ms, loading=late.cause == "input")
-    return LatePlace(found, found.time_ns if compared else None) if found is not None else None
+    if found is None or _is_loop(run, found):
+        return None
+    return LatePlace(found, found.time_ns if compared else None)
+
+
+def _is_loop(run: RunView, place: CodePlace) -> bool:
+    """Whether a place is a function around every step, by the sampled stacks, and not what it calls."""
+    around = (
+        {place_of_frame(frame) for rank in run.job.ranks for frame in rank.samples.loop} if run.job else ()
+    )
+    names = {(one.file, one.function) for one in around if one is not None}
+    return not place.call and (place.file, place.function) in names
 
 
 def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
