@@ -90,8 +90,9 @@ def healthy(
     if costs:
         return f"{fills}. {costs}"
     if ledger is not None and ledger.step_ms:
-        inherent = [one for one in ledger.causes if one.id in INHERENT and one.share_ms >= WORTH * step]
-        said = "".join(f"; {one.words} takes {format_ms(one.share_ms)}" for one in inherent)
+        words = {one.id: one.words for one in ledger.causes}
+        large = [one for one in ledger.rows if one.saves_ms >= WORTH * step and one.causes]
+        said = "".join(f"; {words[one.causes[0]]}: {format_ms(one.saves_ms)}" for one in large)
         return f"{fills}{said}; no {'other ' if said else ''}cause costs {format_percent(WORTH)} of it."
     exposed = number(measurements, exposed_comm_ms) or 0.0
     beside = f", exposed communication {format_percent(exposed / step)}" if exposed >= WORTH * step else ""
