@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import sharded
 from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis, Fix, Gain
+from tracedoc.judge.first_line import _likely
 from tracedoc.judge.replayed import is_worth_it
 from tracedoc.judge.without_warning import cost_words, healthy
 from tracedoc.ledger import Ledger, LedgerCause
@@ -301,3 +302,8 @@ def test_a_note_of_a_cpu_run_is_named_by_what_its_cause_costs(
     ledger = Ledger(100.0, 100.0 - share_ms, 0.0, (cause,))
     words = healthy(measurements, [note], diagnosis.run, 100.0, ledger)
     assert words.startswith(said)
+
+
+def test_a_step_behind_others_has_the_unit_of_todays() -> None:
+    assert _likely((1500.0, 1680.0, 1900.0), 2250.0) == "about 1.7 s"
+    assert _likely((500.0, 680.0, 900.0), 990.0) == "about 680 ms"

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 import tracedoc
 from tracedoc.errors import ChangeError
 from tracedoc.play.run_replay import RunReplay, replay_run
-from tracedoc.predicted import NotPredicted, Predicted, WhatIf
+from tracedoc.predicted import LARGER_BATCH, NotPredicted, Predicted, WhatIf
 from tracedoc.testing import TraceBuilder
-from tracedoc.whatif.changes.registry import request
+from tracedoc.whatif.changes.registry import CHANGES, request
 from tracedoc.whatif.predictions import Prediction, predict
 
 
@@ -314,3 +314,7 @@ def test_compiling_shortens_launches_and_no_long_gap(tmp_path):
     for one, shares in zip(answer.alone, ((0.2, 0.4, 0.8), (0.03, 0.06, 0.2)), strict=True):
         assert isinstance(one, Predicted)
         assert one.gain_ms[::-1] == pytest.approx([(1 - share) * 20.5 for share in shares], abs=0.1)
+
+
+def test_changes_that_do_more_work_a_step_are_those_that_enlarge_the_batch():
+    assert {name for name, change in CHANGES.items() if change.units > 1} == {*LARGER_BATCH}

@@ -21,7 +21,7 @@ from tracedoc.judge.without_warning import (
     lost_compute,
     number,
 )
-from tracedoc.ledger import Ledger
+from tracedoc.ledger import Ledger, Range
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches
@@ -169,8 +169,7 @@ def _inherent(
     teller = next((one for one in findings if one.rule_id in largest.told_by), None)
     told_ms = largest.share_ms if teller is None else teller.told_ms or largest.share_ms
     fix = next(iter(fitting_first(teller.fixes, run)), None) if teller is not None else None
-    told = fix is None or fix.title in planned
-    mended = f": {lowered(fix.title)}{_step_with(fix)}" if fix is not None and not told else ""
+    mended = f": {lowered(fix.title)}{_step_with(fix)}" if fix and fix.title not in planned else ""
     return f"Another {format_ms(told_ms)} is {largest.words}, which equal stages have as well{mended}."
 
 
@@ -221,7 +220,7 @@ def outcome(
     if plan:
         alone = first.predicted if first is not None and of_batch else None
         than = plan[-1].step_ms[1] if alone is None else alone.step_ms[1]
-        other = _or_batch(batch, than) or _after_plan(findings)
+        other = _or_batch(batch, than) or _after_plan(findings, step)
         return f"{_plan_words(plan, findings, step)}{other}."
     if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms
@@ -256,16 +255,20 @@ def _step_with(fix: Fix) -> str:
     """The likely step with a fix, as far as it was played and helps: ": about 1.2 s"."""
     if fix.predicted is None or not fix.predicted.helps:
         return ""
-    after = format_step_change(fix.predicted.before_ms, (fix.predicted.step_ms[1],) * 3).partition("-> ")[2]
+    after = _likely(fix.predicted.step_ms, fix.predicted.before_ms)
     return f": {after}{SAME_SAMPLES if changes_training(fix) else ''}"
 
 
-def _after_plan(findings: Sequence[Finding]) -> str:
+def _likely(step_ms: Range, today_ms: float) -> str:
+    """The likely one of a range of steps, in the unit of today's: "about 1.2 s"."""
+    return format_step_change(today_ms, (step_ms[1],) * 3).partition("-> ")[2]
+
+
+def _after_plan(findings: Sequence[Finding], step: float) -> str:
     """The fix that helps only after the plan, with the step then; else ""."""
     for fix in (fix for one in findings for fix in one.fixes):
         if fix.after_plan_ms is not None:
-            after = format_step_change(0.0, (fix.after_plan_ms[1],) * 3).partition("-> ")[2]
-            return f", then {lowered(fix.title)}: {after}"
+            return f", then {lowered(fix.title)}: {_likely(fix.after_plan_ms, step)}"
     return ""
 
 

@@ -259,7 +259,7 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
             for one in (working, waiting, leaves, preparing)
             for mine in [one[trace.thread[one] == thread]]
         )
-        compute = compute | ((works - waits | calls) - prepared)
+        compute = compute | (((works - waits) | calls) - prepared)
     comm = Spans.of(starts[gloo], ends[gloo])
     host = trace.rows(Kind.CPU_OP, Kind.ANNOTATION)
     first = int(starts[host].min()) if host.size else 0

@@ -170,7 +170,7 @@ def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Tim
             alike.setdefault((mine.size, int(program.layout.event_part[mine].sum())), []).append(mine)
     for passes in alike.values():
         sums = np.array([float(found[events].sum()) for events in passes])
-        _scale(found, passes, sums, float(sums.mean()))
+        scale_to(found, passes, sums, float(sums.mean()))
     return found
 
 
@@ -196,7 +196,7 @@ def balanced_stages(program: RunProgram, even: Even) -> Times:
     found = even.dur.astype(np.int64)
     passes = [passes_of(program, place)[0] for place in range(len(program.layout.ranks))]
     sums = np.array([float(found[events].sum()) for events in passes])
-    _scale(found, passes, sums, _mean_stage(sums, even))
+    scale_to(found, passes, sums, _mean_stage(sums, even))
     return found
 
 
@@ -216,7 +216,7 @@ def between_stages(program: RunProgram) -> Mask:
     return np.asarray(sent | (both & (sizes == 2) & sent.any()))
 
 
-def _scale(dur: Times, parts: list[Index], sums: npt.NDArray[np.float64], length: float) -> None:
+def scale_to(dur: Times, parts: list[Index], sums: npt.NDArray[np.float64], length: float) -> None:
     """Let several lists of events, which take ``sums``, each take a length together."""
     for events, now in zip(parts, sums.tolist(), strict=True):
         if now > 0:

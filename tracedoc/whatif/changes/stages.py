@@ -10,7 +10,7 @@ from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, of_
 from tracedoc.whatif.changes.host import PASSES
 from tracedoc.whatif.changes.kernels import DOUBLED, batch_work, work_left
 from tracedoc.whatif.changes.transfers import with_bytes
-from tracedoc.whatif.even_ranks import between_stages, passes_of
+from tracedoc.whatif.even_ranks import between_stages, passes_of, scale_to
 
 OF_STAGES = (1.0, 1.05, 1.15)
 """Between its first and its last micro-batch a stage takes so many times what its own work takes: what it
@@ -32,8 +32,7 @@ def balance_stages(program: RunProgram, arguments: Arguments) -> RunProgram | No
     sums = np.array([float(dur[events].sum()) for events in passes])
     if program.layout.is_cpu or not (sums > 0).all():
         return NotApplicable("not every rank shows what its passes compute")
-    for events, now in zip(passes, sums.tolist(), strict=True):
-        dur[events] = np.rint(dur[events] * (sums.mean() / now))
+    scale_to(dur, passes, sums, float(sums.mean()))
     return program.edited(dur=dur)
 
 
