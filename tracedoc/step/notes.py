@@ -19,7 +19,7 @@ from tracedoc.timeline.lags import CPU_IDLE_NS
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.shards.times import blocks_of_units
-from tracedoc.timeline.stalls import LARGE_COPY_BYTES, cpu_optimizer_spans, offloads
+from tracedoc.timeline.stalls import LARGE_COPY_BYTES, copied_bytes, cpu_optimizer_spans, offloads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.compact import narrowest
@@ -152,7 +152,7 @@ def with_offloading(
     before it bring the batch. ``events`` are those of the program, ``position`` is that of its step.
     """
     copies = is_among(program.group, np.array([Group.COPY_IN, Group.COPY_OUT], dtype=np.uint8))
-    large = timeline.trace.nbytes[device.rows[events]] >= LARGE_COPY_BYTES
+    large = copied_bytes(timeline.trace, device.rows[events]) >= LARGE_COPY_BYTES
     compute = device.compute.events
     first = compute[device.step[compute] == position]
     own = device.step[events] == position

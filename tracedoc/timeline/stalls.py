@@ -14,7 +14,7 @@ from tracedoc.timeline.host import dtensor_dispatch
 from tracedoc.timeline.lags import RELEASE_NS, SLOWEST_LAUNCH_NS
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
-from tracedoc.trace.columns import Kind
+from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 
 AWAY_LAUNCHES = 20
@@ -212,6 +212,11 @@ LARGE_COPY_BYTES = 1 << 20
 """Smaller copies are inputs, scalars and statistics, not parameters or gradients."""
 
 
+PINNED_GBPS, PAGEABLE_GBPS = 25.0, 6.0
+"""What a copy between host and device moves, over PCIe 4 from pinned and from pageable memory: on AMD the sizes of
+copies are not recorded."""
+
+
 OFFLOADED_BYTES = 16 << 20
 """Less than this copied to the host in a step is logging or metrics, not offloading."""
 
@@ -245,7 +250,15 @@ def offloads(timeline: RankTimeline, cpu_optimizer: Spans) -> bool:
     """True where the analysed step copies enough to the host, or its optimizer runs there."""
     rows, trace = large_host_copies(timeline), timeline.trace
     down = rows[trace.named_among(rows, _goes("DtoH"))]
-    return int(np.maximum(trace.nbytes[down], 0).sum()) >= OFFLOADED_BYTES or len(cpu_optimizer) > 0
+    return int(copied_bytes(trace, down).sum()) >= OFFLOADED_BYTES or len(cpu_optimizer) > 0
+
+
+def copied_bytes(trace: Trace, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
+    """The size of each copy; of one without a recorded size what its length suggests."""
+    nbytes = trace.nbytes[rows].astype(np.int64)
+    pageable = trace.named_among(rows, lambda name: "pageable" in name.lower())
+    likely = np.where(pageable, PAGEABLE_GBPS, PINNED_GBPS) * trace.dur_ns[rows]
+    return np.where(nbytes < 0, likely.astype(np.int64), nbytes)
 
 
 def _goes(*directions: str) -> Callable[[str], bool]:
@@ -259,7 +272,7 @@ def large_host_copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     if window is None or timeline.device is None:
         return np.empty(0, dtype=np.intp)
     rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
-    large = (trace.device[rows] == timeline.device) & (trace.nbytes[rows] >= LARGE_COPY_BYTES)
+    large = (trace.device[rows] == timeline.device) & (copied_bytes(trace, rows) >= LARGE_COPY_BYTES)
     found: npt.NDArray[np.intp] = rows[large][trace.named_among(rows[large], _goes("HtoD", "DtoH"))]
     return found
 
