@@ -221,17 +221,24 @@ def _waits_of(
     """The waits of a step as columns of its program, what its calls take beside them, and unexplained delays.
 
     What waits for an event of the step before waits for its like in this one, where ``position`` tells which
-    step it is.
+    step it is. Of the first step of a capture the one behind shows it: what waits there for an event of this
+    step has its like here.
     """
     device, waits = graph.device, graph.waits
     local = np.full(device.rows.size, NONE, dtype=np.int64)
     local[events] = np.arange(events.size)
-    earlier = _same_of_step_before(graph, events, local, position)
+    earlier = later = np.full(device.rows.size, NONE, dtype=np.int64)
+    if position is not None:
+        earlier = _same_of_step(graph, events, local, position - 1, from_end=True)
+    if position == 0:
+        later = _same_of_step(graph, events, local, 1, from_end=False)
     to_host = is_among(waits.kind, TO_HOST_CODES)
     target = waits.target
-    goal = np.where(to_host, target - span.start, local[np.minimum(target, device.rows.size - 1)])
-    inside = np.where(to_host, (target >= span.start) & (target < span.stop), goal >= 0)
+    event = np.where(to_host, 0, np.minimum(target, device.rows.size - 1))
     here = local[waits.source]
+    follows = ~to_host & (local[event] < 0) & (here >= 0)
+    goal = np.where(to_host, target - span.start, np.where(follows, later[event], local[event]))
+    inside = np.where(to_host, (target >= span.start) & (target < span.stop), goal >= 0)
     source = np.where(here >= 0, here, earlier[waits.source])
     kept = np.flatnonzero(inside & (source >= 0))
     # What a call waited for ran before the step: its time is the call's own. A launch that waits for room
@@ -261,26 +268,26 @@ def _waits_of(
         "cause_from": source[kept].astype(np.int32),
         "cause_to": goal[kept].astype(np.int32),
         "cause_lag": waits.lag_ns[kept],
-        "cause_back": here[kept] < 0,
+        "cause_back": (here < 0)[kept] | follows[kept],
     }
 
 
-def _same_of_step_before(
-    graph: StepGraph, events: npt.NDArray[np.intp], local: Int64Array, position: int | None
+def _same_of_step(
+    graph: StepGraph, events: npt.NDArray[np.intp], local: Int64Array, other: int, *, from_end: bool
 ) -> Int64Array:
-    """For each event of the step before, the event of this step in the same place.
+    """For each event of another step, the event of this one in the same place of its stream.
 
-    Places are counted from the end of each stream, for what is waited for there is what came last.
+    Places are counted from the end, for what is waited for there is what came last, or from the beginning.
     """
     device = graph.device
     same = np.full(device.rows.size, NONE, dtype=np.int64)
-    if position is None:
-        return same
-    earlier = np.flatnonzero(graph.home == position - 1)
+    others = np.flatnonzero(graph.home == other)
     for code in distinct(device.stream[events]).tolist():
-        before, now = (one[device.stream[one] == code] for one in (earlier, events))
-        size = min(before.size, now.size)
-        same[before[before.size - size :]] = local[now[now.size - size :]]
+        there, now = (one[device.stream[one] == code] for one in (others, events))
+        size = min(there.size, now.size)
+        if from_end:
+            there, now = there[there.size - size :], now[now.size - size :]
+        same[there[:size]] = local[now[:size]]
     return same
 
 
