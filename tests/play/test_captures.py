@@ -181,7 +181,8 @@ def test_a_step_begins_when_its_parameters_are_gathered(
     With a kernel beside the gather, what runs next may not need it. Of two steps the first is played: what it
     waits for in the step before shows in the second.
     """
-    lanes = f"steps: {steps}\nstep: 850\nlead: 60\ncompute 0-800 {beside}\noptimizer 800-820\nallgather 820-840 64MiB"
+    times = f"steps: {steps}\nstep: 850\nlead: 60\n"
+    lanes = f"{times}compute 0-800 {beside}\noptimizer 800-820\nallgather 820-840 64MiB"
     for builder in parse_lanes(lanes, ranks=2):
         builder.write(tmp_path / f"rank-{builder.rank}.json")
     assert replayed(tmp_path).replayed_ms == pytest.approx(replayed_ms, abs=1)

@@ -114,6 +114,16 @@ def test_a_late_start_waited_for_what_ended_last_before_it(tmp_path: Path) -> No
     assert (graph.device.start_ns[target] - graph.device.end_ns[source])[late].tolist() == [5_000]
 
 
+def test_a_late_start_waited_for_what_had_just_ended_and_not_for_what_still_runs(tmp_path: Path) -> None:
+    """A copy 2 us after a kernel, on a stream of its own; the kernel behind that one ends 4 us later."""
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.kernel("used", 1, 2, launch_ms=0.5).kernel("next", 2.001, 2.006, launch_ms=0.55)
+    builder.kernel("copy", 2.002, 3, stream=11, launch_ms=0.6)
+    graph = graph_of(builder, tmp_path)
+    source, target = graph.waits.of(Cause.CROSS)
+    assert (graph.device.start_ns[target] - graph.device.end_ns[source]).tolist() == [2_000]
+
+
 @pytest.mark.parametrize("ended", [4.0, 1.5], ids=["the host waits", "it has ended long before"])
 def test_a_gather_waits_for_the_unit_before_the_last_whether_the_host_waits_or_not(
     ended: float, tmp_path: Path

@@ -88,3 +88,37 @@ def test_a_unit_that_is_split_travels_beside_its_own_compute(tmp_path):
     assert one.step_ms[1] + one.gain_ms[1] == pytest.approx(201, abs=0.1)
     assert one.step_ms[0] == pytest.approx(1 + 10 + 40 + 40 + 50, abs=0.1)
     assert one.step_ms[0] < one.step_ms[1] < one.step_ms[2] < 170
+
+
+def test_a_gather_begins_where_the_copy_into_its_buffer_does(tmp_path):
+    """FSDP2: a gather is called when the unit before has been launched, and runs beside what that computes.
+
+    Three blocks of two units, each gathered in 10 ms and taken out in 1; then the buffer of the next one is
+    filled in 0.5, on a stream of its own. They compute 20 ms and 4, so that the next block's first gather is
+    exposed: 10 + 3 (1 + 20 + 1 + 10.5) - 6.5 ms. A block in one is gathered in 20 ms, beside the 26 of the
+    block before: 20 + 3 (1 + 20 + 1 + 4).
+    """
+    units = [f"layers.{layer}.{part}" for layer in range(3) for part in ("attention", "mlp")]
+    for rank in range(2):
+        builder, begin = TraceBuilder(rank, 2), 1.0
+        for index in range(4):
+            at, call, free = begin + 0.5, begin, begin
+            for number, name in enumerate(units):
+                gathered, hook = at + 10, (f"FSDP::pre_forward ({name})", f"FSDP::all_gather ({name})")
+                builder.kernel("fill", at - 0.5, at, stream=21, launch_ms=call)
+                builder.collective(
+                    "allgather", at, gathered, nbytes=10 * MIB, stream=20, launch_ms=call + 0.01, within=hook
+                )
+                taken = max(gathered, free) + 1
+                free = taken + (4 if number % 2 else 20)
+                builder.kernel("take", taken - 1, taken, launch_ms=call + 0.02)
+                builder.kernel("sgemm", taken, free, launch_ms=call + 0.03)
+                at, call = taken + 0.5, call + 0.05
+            builder.runtime("cudaDeviceSynchronize", call, free + 0.01)
+            builder.step(index, begin - 0.5, free + 0.4)
+            begin = free + 1.0
+        builder.write(tmp_path / f"rank-{rank}.json")
+    (one,) = tracedoc.predict([tmp_path], ["merge-units"]).alone
+    assert isinstance(one, Predicted)
+    assert one.step_ms[1] + one.gain_ms[1] == pytest.approx(1.5 + 101, abs=0.1)
+    assert one.step_ms[1] == pytest.approx(1.5 + 98, abs=0.2)

@@ -20,6 +20,7 @@ from tracedoc.timeline.lags import (
     EXPLAINED_NS,
     FULL_QUEUE,
     ISSUE_LAG_NS,
+    LONGEST_GAP_NS,
     PREFETCHED_SHARE,
     RETURN_LAG_NS,
     ROOM_DELAY_NS,
@@ -198,7 +199,11 @@ def _crossings(device: DeviceEvents, unexplained: Int64Array) -> Part:
         ended = np.searchsorted(others.ended_ns, start + COPY_SLACK_NS, side="right")
         earlier = np.searchsorted(others.launched_ns, launched)
         place = np.where(launched == UNLAUNCHED, ended, np.minimum(ended, earlier)) - 1
-        candidate = others.events[np.maximum(place, 0)]
+        candidate, before = (others.events[np.maximum(one, 0)] for one in (place, place - 1))
+        # One that has just ended explains a start better than the one after it, which still runs.
+        runs = (device.end_ns[candidate] > start + EARLY_NS) & (device.rank[candidate] != RANK_OF_COPY)
+        just = (place > 0) & (np.abs(start - device.end_ns[before]) <= LONGEST_GAP_NS)
+        candidate = np.where(runs & just, before, candidate)
         end = device.end_ns[candidate]
         slack = np.where(device.rank[candidate] == RANK_OF_COPY, COPY_SLACK_NS, overlap)
         fits = (place >= 0) & (device.stream[events] != code) & (end >= start - window)

@@ -213,8 +213,8 @@ LARGE_COPY_BYTES = 1 << 20
 
 
 PINNED_GBPS, PAGEABLE_GBPS = 25.0, 6.0
-"""What a copy between host and device moves, over PCIe 4 from pinned and from pageable memory: on AMD the sizes of
-copies are not recorded."""
+"""What a copy between host and device moves, over PCIe 4 from pinned and from pageable memory: on AMD the
+sizes of copies are not recorded."""
 
 
 OFFLOADED_BYTES = 16 << 20

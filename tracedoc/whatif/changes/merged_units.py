@@ -124,7 +124,8 @@ def _distances(program: RunProgram, parts: Index) -> tuple[int, int]:
     """Units between a gather's call and its use, and between its earliest start and its use (medians).
 
     A unit is used from the first compute on that waits for its gather. A gather may start before the unit
-    before has computed if what it waits for was launched before the last compute of that unit.
+    before has computed if what it waits for was launched before the last compute of that unit; a copy into
+    its buffer, on a stream of its own, is where that begins.
     """
     layout, joins = program.layout, program.layout.joins
     events = joins.event[parts]
@@ -148,6 +149,10 @@ def _distances(program: RunProgram, parts: Index) -> tuple[int, int]:
     launched = np.sort(point[mine[layout.computes_of(mine)]])
     last = launched[np.maximum(np.searchsorted(launched, used[1:]) - 1, 0)] if launched.size else used[1:]
     held = inner[(place[layout.cause_to[inner]] >= 0) & layout.computes_of(layout.cause_from[inner])]
+    beside = ~np.isin(layout.lane(layout.cause_from[held]), layout.lane(layout.cause_to[uses]))
+    place[layout.cause_from[held[beside]]] = place[layout.cause_to[held[beside]]]
+    before = inner[(place[layout.cause_to[inner]] >= 0) & layout.computes_of(layout.cause_from[inner])]
+    held = before[place[layout.cause_from[before]] < 0]
     since = np.full(parts.size, NONE, dtype=np.int64)
     np.maximum.at(since, place[layout.cause_to[held]], point[layout.cause_from[held]].astype(np.int64))
     may = np.maximum(number - np.searchsorted(last, since, side="right"), 0)
