@@ -1,6 +1,10 @@
-"""The value of a measurement: a number, a text, or Unknown with its reason."""
+"""The value of a measurement: a number, a text, or Unknown with its reason; what is measured once."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -20,3 +24,28 @@ class Failed(Unknown, frozen=True):
 
 
 Value = Scalar | Unknown | Failed
+
+
+class Keeps(Protocol):
+    """What keeps results of functions."""
+
+    @property
+    def kept(self) -> dict[Any, Any]:
+        """The results by the functions."""
+
+
+Subject = TypeVar("Subject", bound=Keeps)
+Result = TypeVar("Result")
+
+
+def once(measure: Callable[[Subject], Result]) -> Callable[[Subject], Result]:
+    """Call a function once for each run, or timeline: nobody may change its result."""
+
+    @wraps(measure)
+    def asked(subject: Subject) -> Result:
+        if measure not in subject.kept:
+            subject.kept[measure] = measure(subject)
+        result: Result = subject.kept[measure]
+        return result
+
+    return asked

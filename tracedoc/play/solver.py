@@ -7,6 +7,7 @@ captured steps; why there are two is in docs/decisions/0089.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -147,9 +148,10 @@ def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Soluti
     """Play programs of one graph, whose edges have ``weights`` (one column a program)."""
     layout = programs[0].layout
     inner, back = weights[plan.edge], weights[plan.back]
+    of_levels = [inner[level.edges] for level in plan.levels]
     times = np.empty((plan.graph.nodes, len(programs)), dtype=np.int64)
     times[plan.place] = np.maximum(_floor(plan, programs[0]), NEVER)[:, None]
-    _pass(plan, times, inner)
+    _pass(plan, times, of_levels)
     _ask_for_batches(plan, times)
     ends = _ends(plan, programs, times)
     if not layout.periodic:
@@ -163,7 +165,7 @@ def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Soluti
         if plan.back.size:
             reached = np.maximum.reduceat(before[plan.back_src] + back, plan.back_starts, axis=0)
             times[plan.back_nodes] = reached
-        _pass(plan, times, inner)
+        _pass(plan, times, of_levels)
         now = _ends(plan, programs, times)
         lengths.append((now - ends).astype(np.float64))
         ends = now
@@ -195,13 +197,13 @@ def _ask_for_batches(plan: Plan, times: Times) -> None:
     times[batches] = np.maximum(times[batches], times[returned])
 
 
-def _pass(plan: Plan, times: Times, weights: Times) -> None:
-    for level in plan.levels:
+def _pass(plan: Plan, times: Times, weights: Sequence[Times]) -> None:
+    """Work out all nodes in their order; ``weights`` are those of the edges of each level."""
+    for level, weight in zip(plan.levels, weights, strict=True):
         reached = times.take(level.sources, axis=0)
-        reached += weights[level.edges]
-        reached = np.maximum.reduceat(reached, level.starts, axis=0)
+        reached += weight
         now = times[level.nodes]
-        np.maximum(now, reached, out=now)
+        np.maximum(now, np.maximum.reduceat(reached, level.starts, axis=0), out=now)
 
 
 def _begins(plan: Plan, times: Times) -> Int64Array:

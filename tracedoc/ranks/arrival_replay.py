@@ -20,12 +20,13 @@ import numpy.typing as npt
 
 from tracedoc.ranks.clocks import Clock
 from tracedoc.ranks.matching import NO_OPERATION
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.sync_path import NO_LIMIT, Action, SyncPath
 from tracedoc.timeline.collective_table import NO_TIME
 from tracedoc.timeline.lags import NEVER
+from tracedoc.values import once
 
 CAUGHT_UP_NS = 1_000_000
 """A host that is always further ahead of its GPU is held back by something that no call shows (a full

@@ -5,10 +5,9 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from itertools import groupby
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,6 @@ from tracedoc.step.source_step import SourceStep
 from tracedoc.timeline.collective_table import by_rank
 from tracedoc.units import format_ms, format_ranges
 from tracedoc.values import Value
-
-Result = TypeVar("Result")
 
 EARLY_STEPS = 1.5
 """A rank ends early where the longest recording goes on for so many steps of the run."""
@@ -113,19 +110,6 @@ class RunView:
     def by_rank(self, measure: Callable[[RankDigest, StepDigest], Value]) -> dict[str, Value]:
         """The values of ``measure`` by rank, as facts are keyed, of the ranks that have an analysed step."""
         return {str(digest.rank): measure(digest, step) for digest, step in self.judged()}
-
-
-def once(measure: Callable[[RunView], Result]) -> Callable[[RunView], Result]:
-    """Call a function once for each run; its result is kept with the run."""
-
-    @wraps(measure)
-    def asked(run: RunView) -> Result:
-        if measure not in run.kept:
-            run.kept[measure] = measure(run)
-        kept: Result = run.kept[measure]
-        return kept
-
-    return asked
 
 
 def build_run_view(

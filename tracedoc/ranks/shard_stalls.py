@@ -6,10 +6,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import NO_TIME, ShardCalls
+from tracedoc.values import once
 
 
 class StallParts(msgspec.Struct, frozen=True, eq=False):

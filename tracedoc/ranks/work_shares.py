@@ -6,7 +6,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
+from tracedoc.values import once
 
 Floats = npt.NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.kernels import MATRIX, KernelCategory, matrix_format
-from tracedoc.values import Unknown
+from tracedoc.values import Unknown, once
 
 Mask = npt.NDArray[np.bool_]
 
@@ -100,12 +100,11 @@ def find_waste(timeline: RankTimeline, device: DeviceEvents) -> WasteTable:
 
 def judged_waste_ms(timeline: RankTimeline, waste: Waste) -> float:
     """What the kernels of the analysed step would save in one way, in ms of their summed time."""
-    if "waste" not in timeline.kept:
-        timeline.kept["waste"] = _judged_waste(timeline)
-    table: WasteTable = timeline.kept["waste"]
+    table = _judged_waste(timeline)
     return int(table.ns[table.why == waste].sum()) / 1e6
 
 
+@once
 def _judged_waste(timeline: RankTimeline) -> WasteTable:
     window, device = timeline.judged, timeline.events.device == timeline.device
     if window is None:

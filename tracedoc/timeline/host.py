@@ -19,6 +19,7 @@ from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.kernels import MATRIX
+from tracedoc.values import once
 
 WORK = (
     *("matrix", "compute", "communication", "copy"),
@@ -122,6 +123,7 @@ def _matrix(timeline: RankTimeline, compute: Spans) -> tuple[Spans, Int64Array]:
     return Spans.of(events.start_ns[mine], events.end_ns[mine]), events.start_ns[computes & events.kernels]
 
 
+@once
 def optimizer_spans(timeline: RankTimeline) -> Spans:
     """When the host is inside ``Optimizer.step``."""
     trace = timeline.trace
@@ -136,6 +138,7 @@ _NORMS = frozenset({"aten::_foreach_norm", "aten::linalg_vector_norm"})
 _CLIPS = "aten::_foreach_mul_"
 
 
+@once
 def dtensor_dispatch(timeline: RankTimeline) -> Spans:
     """When the host clips gradients, or updates parameters, that are DTensors (FSDP2, tensor parallelism).
 

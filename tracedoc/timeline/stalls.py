@@ -16,6 +16,7 @@ from tracedoc.timeline.launches import NO_ROW
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.values import once
 
 AWAY_LAUNCHES = 20
 """In a gap longer than this many launch intervals the host is not slow at launching: it does something else.
@@ -49,12 +50,14 @@ def profiler_cost_ns(timeline: RankTimeline) -> int:
     return int((recorded & inside).sum()) * EVENT_COST_NS
 
 
+@once
 def host_away_idle(timeline: RankTimeline) -> Spans | None:
     """Return the idle time that :func:`host_away_idle_ms` measures, ``None`` where it is unknown."""
     late, paced = late_idle(timeline), launch_pace_idle(timeline)
     return None if late is None or paced is None else late - paced
 
 
+@once
 def launch_pace_idle(timeline: RankTimeline) -> Spans | None:
     """Return the idle time that :func:`launch_pace_idle_ms` measures, ``None`` where it is unknown."""
     interval, late = launch_interval_ns(timeline), late_idle(timeline)
@@ -86,6 +89,7 @@ def awaited_comm(timeline: RankTimeline) -> Spans:
     return Spans.of(begins, exposed.ends)
 
 
+@once
 def blocking_comm(timeline: RankTimeline) -> Spans | None:
     """Exposed communication inside gaps of the compute stream that communication ended, over the capture.
 
@@ -121,6 +125,7 @@ def _latest_before(sorted_times: Int64Array, times: Int64Array) -> Int64Array:
     return np.asarray(padded[np.searchsorted(sorted_times, times, side="right")])
 
 
+@once
 def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
     """Return the idle time that :func:`short_kernel_idle_ms` measures, ``None`` where it is unknown."""
     interval, late = launch_interval_ns(timeline), launch_pace_idle(timeline)
@@ -135,6 +140,7 @@ def short_kernel_idle(timeline: RankTimeline) -> Spans | None:
     return Spans(late.starts[short], late.ends[short])
 
 
+@once
 def late_idle(timeline: RankTimeline) -> Spans | None:
     """Idle time of the analysed step for want of a launch, ``None`` where it is unknown."""
     if timeline.judged is None or timeline.idle is None:
@@ -149,6 +155,7 @@ def idle_of(timeline: RankTimeline, cause: str) -> Spans:
     return timeline.idle.spans[cause].clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
+@once
 def launch_interval_ns(timeline: RankTimeline) -> float | None:
     """Return the median time between two launches of the analysed step, on the thread that launches most."""
     if timeline.judged is None:
@@ -285,6 +292,7 @@ def cpu_optimizer_idle(timeline: RankTimeline, cpu_optimizer: Spans) -> Spans:
     return activity.busy.complement(window.start_ns, window.end_ns) & cpu_optimizer
 
 
+@once
 def cpu_optimizer_spans(timeline: RankTimeline) -> Spans:
     """Return the host time in optimizer ranges that launch hardly any work; empty without links."""
     trace, events = timeline.trace, timeline.events

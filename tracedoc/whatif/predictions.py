@@ -12,7 +12,8 @@ from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_run
 from tracedoc.play.solver import Cyclic
 from tracedoc.predicted import as_runs_differ, as_unprofiled
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
+from tracedoc.values import once
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
 from tracedoc.whatif.ledger_steps import other_steps

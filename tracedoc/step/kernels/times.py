@@ -14,7 +14,7 @@ from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import is_among
 from tracedoc.trace.kernels import KernelCategory, matrix_format
-from tracedoc.values import Unknown
+from tracedoc.values import Unknown, once
 
 SMALL_NS = 5_000
 """A kernel this short takes half of its time for being started and ended, and for the gap before it."""
@@ -48,6 +48,7 @@ class KernelTimes(msgspec.Struct, frozen=True, eq=False):
     least_ns: Floats
 
 
+@once
 def judged_kernels(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     """The rows of the compute kernels that started in the analysed step, in time order."""
     window, trace, events = timeline.judged, timeline.trace, timeline.events
@@ -74,6 +75,7 @@ def small_kernel_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     return np.sort(rows[1:][behind])
 
 
+@once
 def kernel_times(timeline: RankTimeline) -> KernelTimes:
     """The kernels of the analysed step with their work."""
     return times_of(timeline, judged_kernels(timeline))

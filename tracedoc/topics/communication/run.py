@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import digest_fact, run_fact
 from tracedoc.ranks.matching import NO_OPERATION
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_roles import Role, is_extra
@@ -19,7 +19,7 @@ from tracedoc.topics.host.rank import sync_idle_ms
 from tracedoc.topics.links.run import half_rate_bytes, usual_call_ns, usual_rates
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.trace.vocabulary import busbw_factor
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 MOST_OVER_USUAL = 4
 """Small calls that take this many times as long as usual do more than pay latency."""

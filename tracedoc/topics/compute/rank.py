@@ -29,7 +29,7 @@ from tracedoc.trace.distinct import distinct, places_by_value
 from tracedoc.trace.kernels import MATRIX, KernelCategory, kernel_category, matrix_format
 from tracedoc.trace.vocabulary import updates_in_backward_pass
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 KNOWN_SHARE = 0.80
 """The format must be known of this share of the matrix kernels' time."""
@@ -256,6 +256,7 @@ def _time_by_name(timeline: RankTimeline, rows: npt.NDArray[np.intp]) -> tuple[l
     return names.tolist(), times.tolist()
 
 
+@once
 def _format_times(timeline: RankTimeline) -> dict[tuple[str, bool | None], int]:
     """The summed time of the analysed step's matrix kernels by format and use of tensor cores."""
     found: dict[tuple[str, bool | None], int] = {}
@@ -393,6 +394,7 @@ def contention_ms(timeline: RankTimeline) -> Value:
     return found if isinstance(found, Unknown) else max(found[1], 0) / 1e6
 
 
+@once
 def _compared(timeline: RankTimeline) -> tuple[npt.NDArray[np.float64], int] | Unknown:
     """The ratio of each kind, and by how many ns the analysed step's covered calls are longer in all."""
     trace, events, activity, window = timeline.trace, timeline.events, timeline.activity, timeline.judged

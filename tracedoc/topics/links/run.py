@@ -12,14 +12,14 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.bandwidth import FAST_GBPS, REFERENCE_RANKS, SizeCurve, Transfers, size_curve, transfers
 from tracedoc.ranks.matching import NO_OPERATION, Matching
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.step.device import unlisted
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE, boundaries
 from tracedoc.trace.devices import device_peak, spans_hosts
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 from tracedoc.units import format_bytes, format_ms
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 MOST_EFFICIENT = 1.5
 """All-reduces that NVLink switches add up reach up to 1.4 times what rings do; more is no measurement."""

@@ -15,7 +15,7 @@ from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_ms
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 BUCKET_COPY = "copy_bucket_to_grad"
 """The end of the name of DDP's range around a copy of a reduced bucket into a gradient."""
@@ -93,6 +93,7 @@ def bucket_copy_ms(timeline: RankTimeline) -> Value:
     return sum(ns for name, ns in found.items() if name.endswith(BUCKET_COPY)) / 1e6
 
 
+@once
 def _copy_times(timeline: RankTimeline) -> dict[str, int] | Unknown:
     """The exposed time, in ns, of the median step's copies by the operator that asks for them."""
     window, activity, trace = timeline.judged, timeline.activity, timeline.trace

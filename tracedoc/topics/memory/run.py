@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracedoc.facts.catalog import digest_fact, manifest_fact
 from tracedoc.planner.fitting import Fit, unsharded
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import Memory, RankJob
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.capture.run import parameter_dtype, recorded, strategy_of
@@ -15,7 +15,7 @@ from tracedoc.topics.sharding.rank import (
     estimated_parameters,
     largest_unit_frac,
 )
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 USABLE_SHARE = 0.92
 """The rest of a GPU's memory goes to the driver, to NCCL's buffers and to what the allocator cannot join."""

@@ -14,7 +14,7 @@ from tracedoc.ranks.arrival_replay import (
     gains_of_launches,
     gains_of_work,
 )
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.sync_path import Action
@@ -32,6 +32,7 @@ from tracedoc.topics.pipeline.stages import (
 from tracedoc.topics.straggler.slow_gpus import Slowness, slowness_by_rank
 from tracedoc.topics.straggler.work_before import CAUSES, host_surplus_ns, host_us
 from tracedoc.trace.distinct import is_among
+from tracedoc.values import once
 
 SLOWER = 0.05
 """Replicas whose passes differ by less do the same work."""

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.step.rank import LONGER, longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.topics.straggler.between_meetings import own_times
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 LONGER_SPREADS, LONGER_OF_TWO = 5.0, 0.5
 """A step is far longer if it is by :data:`LONGER`, and by so many times what others differ; of two steps,

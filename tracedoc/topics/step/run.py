@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import NO_MANIFEST, of_manifest, run_fact
-from tracedoc.ranks.run_view import RunView, meet_rarely, once
+from tracedoc.ranks.run_view import RunView, meet_rarely
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, WINDOW, WRITTEN
 from tracedoc.trace.distinct import distinct, intersection, is_among
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 STEPS_FOR_OUTLIERS = 20
 """With fewer logged steps, facts about outliers and pauses are unknown."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.code_places import NAMED_SHARE
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.run.machine import SampledStep
 from tracedoc.timeline.script_code import CodePlace, place_of_stack
@@ -28,7 +28,7 @@ from tracedoc.topics.step.run import (
     lasting,
 )
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 PATTERNS = ("none", "irregular", "regular", "from one step on")
 """When steps are slow."""

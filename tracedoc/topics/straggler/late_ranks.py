@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
-from tracedoc.ranks.run_view import RunView, habitual, once
+from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.pipeline.balance import SlowWorker, slow_workers
@@ -26,6 +26,7 @@ from tracedoc.topics.straggler.work_before import (
     work_before,
 )
 from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.values import once
 
 MAX_SUSPECTS = 8
 """Ranks that are looked at closely: those in whose name the others wait longest."""

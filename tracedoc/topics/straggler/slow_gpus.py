@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import manifest_fact, run_fact
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import SAME_KERNELS, Floats, work_shares
 from tracedoc.run.job import RankJob
 from tracedoc.step.work import MIN_CALLS, GemmTable
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 LEAST_KINDS = 3
 """A ratio over fewer kinds of kernels may be that of one shape or of one choice of the library."""

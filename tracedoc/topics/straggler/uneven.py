@@ -10,14 +10,14 @@ from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.code_places import most_work_place
 from tracedoc.ranks.matching import NO_OPERATION
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import CPU_MEASURES, MEASURES, Floats, work_shares
 from tracedoc.spans import Int64Array
 from tracedoc.topics.pipeline.balance import even_gain_ns, pass_ratios
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.topics.straggler.run import straggler_any_cost_ms
 from tracedoc.trace.distinct import is_among
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, once
 
 MORE_WORK = 0.05
 """A rank has more work than its replicas from this share on."""

@@ -12,10 +12,11 @@ import numpy.typing as npt
 
 from tracedoc.idle_causes import CAUSES as IDLE_CAUSES
 from tracedoc.idle_causes import LATE_LAUNCH
-from tracedoc.ranks.run_view import RunView, once
+from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import work_shares
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.host import WORK
+from tracedoc.values import once
 
 CAUSES = ("kernels", *WORK[2:])
 """What can make a rank late: :data:`WORK`, with all kernels as one."""
