@@ -56,7 +56,7 @@ def play_loop(first_of: RunProgram, periods: int, *others: RunProgram) -> list[T
         start, back, ready, begin, end = (np.full(n, floor) for n in (points, points, points, events, events))
         if period == 0:
             for times in (start, back, ready):
-                times += lay.offset_ns[lay.rank_of_point(np.arange(points))]
+                times += lay.offset_ns[lay.point_rank]
             begin += lay.offset_ns[rank_of_event]
         stable = False
         while not stable:

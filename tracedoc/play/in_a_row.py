@@ -28,7 +28,7 @@ class Row:
 
     def __init__(self, subject: int, layouts: Sequence[Layout]) -> None:
         self._layouts, self._player = layouts, Player(subject)
-        self._points = _Entries([one.rank_of_point(np.arange(one.points)) for one in layouts])
+        self._points = _Entries([one.point_rank for one in layouts])
         self._events = _Entries([one.lane(np.arange(one.events)) for one in layouts])
         self._parts = _Entries([self._events.at(step, one.joins.event) for step, one in enumerate(layouts)])
         sources = [

@@ -130,6 +130,11 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
         return np.repeat(np.arange(len(self.ranks), dtype=np.int32), np.diff(self.event_base))
 
     @property
+    def point_rank(self) -> Indices:
+        """The position in ``ranks`` of each point's rank."""
+        return np.repeat(np.arange(len(self.ranks), dtype=np.int32), np.diff(self.point_base))
+
+    @property
     def opens(self) -> Index:
         """The event with which the step of each rank begins."""
         return np.asarray(self.event_base[:-1] + [one.opens for one in self.notes])

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array
 from tracedoc.step.events import UNLAUNCHED
 from tracedoc.step.graph import StepGraph
-from tracedoc.step.program import Cause
+from tracedoc.step.program import Cause, Lags, narrow
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
 from tracedoc.timeline.lags import BLOCKED_NS, EARLY_NS, NEVER, RELEASE_NS
 from tracedoc.timeline.launches import NO_ROW
@@ -57,12 +57,12 @@ class SyncPath(msgspec.Struct, frozen=True, eq=False):
 
     action: npt.NDArray[np.uint8]
     at_ns: Int64Array
-    row: Int64Array
-    work_ns: Int64Array
+    row: Lags
+    work_ns: Lags
     slack_ns: Int64Array
-    lag_ns: Int64Array
-    kernels: Int64Array
-    behind: Int64Array
+    lag_ns: Lags
+    kernels: Lags
+    behind: Lags
 
     def __len__(self) -> int:
         return int(self.action.size)
@@ -164,12 +164,12 @@ def _path(graph: StepGraph, lane: _Lane, table: CollectiveTable) -> SyncPath:
     return SyncPath(
         action=kind[sequence].astype(np.uint8),
         at_ns=at[sequence],
-        row=row[sequence],
-        work_ns=work[sequence],
+        row=narrow(row[sequence]),
+        work_ns=narrow(work[sequence]),
         slack_ns=slack[sequence],
-        lag_ns=lag[sequence],
-        kernels=kernels[sequence],
-        behind=behind,
+        lag_ns=narrow(lag[sequence]),
+        kernels=narrow(kernels[sequence]),
+        behind=narrow(behind),
     )
 
 

@@ -67,7 +67,7 @@ def _padded(
     doubt = float(most.max() / likely.max()) - 1.0
     return Removal.of(
         dur=np.rint(dur * likely[layout.event_rank]).astype(np.int64),
-        lag=np.rint(lag * likely[layout.rank_of_point(np.arange(layout.points))]).astype(np.int64),
+        lag=np.rint(lag * likely[layout.point_rank]).astype(np.int64),
         doubt=doubt,
     )
 

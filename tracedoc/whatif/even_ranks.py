@@ -57,9 +57,9 @@ def even_times(run: RunView, program: RunProgram) -> Even:
         waits = np.where(ready >= 0, ready, 0)
         usual = usual_host(waits, np.zeros_like(layout.part), layout.point_base, places, np.array(places))
         ready = np.where(ready >= 0, usual, ready)
-    lag, dur = even.lag.astype(np.int64), even.dur.astype(np.int64)
+    lag, dur = even.lag, even.dur
     if stages is not None:
-        lag = _usual_pauses(program, lag)
+        lag, dur = _usual_pauses(program, lag), dur.astype(np.int64)
         for slow, ratio in slow_stages(run).items():
             (place,) = _places(run, (slow,), place_of)
             mine = layout.computes & (layout.event_rank == place)
@@ -110,14 +110,14 @@ def pauses(program: RunProgram, lag: Times) -> Times:
     """
     if program.layout.is_cpu:
         return spent(program.layout, Doing.NOTHING, lag)
-    computing = spent(program.layout, Doing.COMPUTING, lag)
-    launches = (lag - computing)[program.layout.kind == Call.LAUNCH]
-    if not launches.size:
-        return computing
-    usual = float(np.median(launches))
+    found = spent(program.layout, Doing.COMPUTING, lag)
+    launch = program.layout.kind == Call.LAUNCH
+    if not launch.any():
+        return found
+    usual = float(np.median(lag[launch] - found[launch]))
     launching = spent(program.layout, Doing.HOOKS, lag) + spent(program.layout, Doing.DISPATCHING, lag)
     away = lag - launching > away_after_ns(usual)
-    found: Times = np.where(away, np.rint(lag - usual).astype(np.int64), computing)
+    found[away] = np.rint(lag[away] - usual)
     return found
 
 
@@ -135,7 +135,7 @@ def after_waits(program: RunProgram, waits: Mask) -> Times:
     first, last = layout.point_base[:-1], layout.point_base[1:] - 1
     follows[first[last >= first]] = waits[last[last >= first]]
     follows &= layout.after_return
-    lag = program.lag.astype(np.int64)
+    lag = program.lag.copy()
     for doing in WORK:
         lag -= spent(layout, doing, lag)
     found: Times = np.where(follows, pauses(program, lag), 0)
@@ -146,7 +146,7 @@ def _usual_pauses(program: RunProgram, lag: Times) -> Times:
     """Host times in which no rank pauses for longer than the median of the others."""
     layout = program.layout
     away = pauses(program, lag)
-    rank = layout.rank_of_point(np.arange(layout.points))
+    rank = layout.point_rank
     sums = np.bincount(rank, weights=away, minlength=len(layout.ranks))
     usual = np.array([np.median(np.delete(sums, place)) for place in range(sums.size)])
     longer = sums - usual > np.maximum(EXCESS_NS, EXCESS_SHARE * usual)
@@ -185,7 +185,7 @@ def balanced_hosts(program: RunProgram, even: Even) -> Times:
     layout = program.layout
     passes = np.isin(layout.part, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE))
     work = np.where(passes, even.lag - even_pauses(program, even.lag), 0)
-    rank = layout.rank_of_point(np.arange(layout.points))
+    rank = layout.point_rank
     sums = np.bincount(rank, weights=work.astype(np.float64), minlength=len(layout.ranks))
     share = _mean_stage(sums, even) / np.maximum(sums, 1.0) - 1.0
     return np.asarray(even.lag + np.rint(work * share[rank]), dtype=np.int64)

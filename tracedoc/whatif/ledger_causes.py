@@ -15,7 +15,7 @@ from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Cause, Doing, Group
+from tracedoc.step.program import Call, Cause, Doing, Group, narrow
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.communication.run import comm_split
 from tracedoc.trace.vocabulary import busbw_factor
@@ -91,7 +91,7 @@ def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
     # What a wait for a batch takes, whether workers keep up or not.
     own = program.own.astype(np.int64)
     own[program.layout.batch_point] = program.layout.batch_ns
-    program = program.edited(own=own, ready=replay.base[Scenario.SLOW].program.ready)
+    program = program.edited(own=narrow(own), ready=replay.base[Scenario.SLOW].program.ready)
     even = even_times(run, program)
     found = {
         "ranks": _ranks(program, even),
@@ -117,7 +117,7 @@ def _family(
 
 def _taken(before: np.ndarray, after: np.ndarray) -> Times:
     """What one column is longer than another; below 0 where it is shorter."""
-    taken: Times = before.astype(np.int64) - after
+    taken: Times = before - after
     return taken
 
 

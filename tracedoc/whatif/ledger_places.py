@@ -23,7 +23,7 @@ def taken_by_rank(programs: Sequence[RunProgram], removals: Sequence[OverSteps])
     taken = np.zeros((len(programs), len(programs[0].layout.ranks)))
     for row, program in enumerate(programs):
         layout = program.layout
-        of_point = layout.rank_of_point(np.arange(layout.points))
+        of_point = layout.point_rank
         labels = {"dur": layout.event_rank, "lag": of_point, "own": of_point, "ready": of_point}
         for one in filter(None, (over.steps[row] for over in removals)):
             for name in labels.keys() & one.parts.keys():
@@ -74,20 +74,19 @@ def place_of(
 def _in_step(program: RunProgram, removals: Sequence[Removal], told_ns: float) -> tuple[float, str]:
     """What a cause takes of one step, in ns, and where."""
     layout, of_part = program.layout, program.layout.joins.event
-    of_event = layout.event_rank.astype(np.int64)
-    of_point = layout.rank_of_point(np.arange(layout.points)).astype(np.int64)
+    of_event, of_point = layout.event_rank, layout.point_rank
+    columns = {
+        "dur": (of_event, layout.event_part),
+        "transfer": (of_event[of_part], layout.event_part[of_part]),
+        "lag": (of_point, layout.part),
+        "own": (of_point, layout.part),
+    }
     taken = np.zeros(len(layout.ranks) * len(PARTS))
     at, longest = 0, 0
     for one in removals:
-        labels = {
-            "dur": of_event * len(PARTS) + layout.event_part,
-            "transfer": of_event[of_part] * len(PARTS) + layout.event_part[of_part],
-            "lag": of_point * len(PARTS) + layout.part,
-            "own": of_point * len(PARTS) + layout.part,
-        }
-        for name, label in labels.items():
+        for name, (rank, part) in columns.items():
             if name in one.parts:
-                taken += one.parts[name].spread(label, taken.size)
+                taken += one.parts[name].spread(rank * len(PARTS) + part, taken.size)
         lag = one.parts.get("lag")
         if lag is not None and lag.ns.max(initial=0) > longest:
             longest = int(lag.ns.max())

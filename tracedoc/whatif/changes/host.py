@@ -114,7 +114,7 @@ def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     waited[layout.batch_point] = layout.batch_ns
     own = np.where(loads, np.minimum(program.own, READY_NS), program.own)
     fed = np.where(loads, np.maximum(waited - READY_NS, 0), 0)
-    rank = layout.rank_of_point(np.arange(layout.points))
+    rank = layout.point_rank
     stays, host = (np.bincount(rank, weights=ns) for ns in (fed, program.lag))
     slower = 1.0 + of_scenario(program.scenario, *STILL_WAITED) * stays / np.maximum(host, 1.0)
     lag = np.rint(program.lag * slower[rank]).astype(np.int64)

@@ -130,7 +130,7 @@ def wasted(
     if others is not None:
         mine &= others[layout.waste_event]
     events = layout.waste_event[mine]
-    taken = np.zeros(layout.events, dtype=np.int64)
+    taken = np.zeros_like(dur)
     share = layout.waste_ns[mine] / np.maximum(program.dur[events], 1)
     taken[events] = np.rint(dur[events] * np.minimum(share, 1.0))
     return Removal.of(dur=taken, doubt=doubt)
@@ -148,9 +148,9 @@ def repeated_small(program: RunProgram) -> Mask:
 
 def _following(layout: Layout, chosen: Mask) -> Mask:
     """Which of some events come right after another of them on their stream."""
-    lane = layout.lane(np.arange(layout.events))
+    rank, stream = layout.event_rank, layout.stream
     found = np.zeros(layout.events, dtype=bool)
-    found[1:] = chosen[1:] & chosen[:-1] & (lane[1:] == lane[:-1])
+    found[1:] = chosen[1:] & chosen[:-1] & (rank[1:] == rank[:-1]) & (stream[1:] == stream[:-1])
     return found
 
 
@@ -167,7 +167,8 @@ def fused_updates(program: RunProgram, dur: Times) -> Removal | None:
     layout = program.layout
     small = repeated_small(program) & of_updates(layout)
     single = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE) & ~small
-    taken = np.where(small, dur, 0) + np.where(single, np.rint(UNFUSED * dur), 0).astype(np.int64)
+    taken = np.where(small, dur, 0)
+    taken[single] = np.rint(UNFUSED * dur[single])
     gap = np.where(small | _following(layout, single | small), layout.gap, 0)
     return Removal.of(dur=taken, gap=gap, doubt=UNFUSED_DOUBT if single.any() else 0.0)
 

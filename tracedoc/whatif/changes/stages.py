@@ -71,7 +71,7 @@ def _once_more(program: RunProgram) -> RunProgram:
     passes = [passes_of(program, place)[0] for place in range(len(layout.ranks))]
     in_passes = np.isin(layout.part, PASSES)
     of_host = batch_work(program)[1] if layout.is_cpu else np.where(in_passes, lag + program.own, 0)
-    rank = layout.rank_of_point(np.arange(layout.points))
+    rank = layout.point_rank
     hosts = np.bincount(rank, weights=of_host, minlength=len(layout.ranks))
     longer = np.maximum(hosts, [float(dur[events].sum()) for events in passes])
     slowest = int(longer.argmax())
