@@ -138,6 +138,45 @@ def test_a_group_that_gloo_does_not_name_is_the_one_in_which_nobody_leaves_too_e
     assert len(match_collectives(everyone, 4)) == 0
 
 
+def ending(ends: list[float], stream: int, size: int | None = None) -> list[CollectiveOp]:
+    """Operations of 2 ms that end then, in ms, without a group, as of PyTorch before 2.2."""
+    last = operation(0, 0, group=(), group_name="", group_size=size, stream=stream)
+    return [replace(last, start_ns=int((end - 2) * MS), end_ns=int(end * MS)) for end in ends]
+
+
+@pytest.mark.parametrize(("size", "pairs"), [(None, True), (2, True), (4, False)])
+def test_where_no_group_is_listed_it_is_the_ranks_that_leave_together(size: int | None, pairs: bool) -> None:
+    """Layers are split over pairs, the second of which takes 3 ms longer; then gradients are reduced."""
+    layers, reduced = [10.0 * number for number in range(1, 9)], [[95.0, 97, 99], [95.0, 98, 99]]
+    later = [end + number % 4 for number, end in enumerate(layers)]
+    everyone = [
+        RankCollectives(
+            rank,
+            "a",
+            CollectiveTable.of(ending(ends, 20, size) + ending(reduced[rank % 2], 21)),
+        )
+        for rank, ends in enumerate((layers, layers, later, later))
+    ]
+    groups = [
+        {kind.stream: kind.group for kind in rank.table.kinds} for rank in with_guessed_groups(everyone)
+    ]
+    assert [one[20] for one in groups] == ([(0, 1), (0, 1), (2, 3), (2, 3)] if pairs else [()] * 4)
+    assert [one[21] for one in groups] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+
+
+def test_ranks_whose_clocks_go_apart_leave_together() -> None:
+    """The clock of the other host is 7 ms ahead, and gains 0.1 ms in each 10."""
+    ends = [10.0 * number for number in range(1, 9)]
+    drifting = [7 + 1.01 * end for end in ends]
+    everyone = [
+        RankCollectives(
+            rank, host, CollectiveTable.of(ending(times, 20) + ending([one + 3 for one in times], 21))
+        )
+        for rank, (host, times) in enumerate([("a", ends), ("a", ends), ("b", drifting), ("b", drifting)])
+    ]
+    assert with_guessed_groups(everyone) == everyone
+
+
 def p2p(op: str, peer: int, start: int, end: int) -> CollectiveOp:
     return operation(start, end, op=op, group=(0, 1), peer=peer)
 

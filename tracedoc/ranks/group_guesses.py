@@ -1,7 +1,7 @@
-"""Infer the process group of operations that do not name it, from causality.
+"""Infer the process group of operations that do not name it.
 
 gloo records no group. Of the groups that the traces list, it is the one in which no rank leaves an operation
-before the last has arrived.
+before the last has arrived. PyTorch before 2.2 lists none: then it is the ranks that leave together.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def with_guessed_groups(ranks: Sequence[RankCollectives]) -> list[RankCollective
     found = list(ranks)
     for op in open_ops:
         if op in SYMMETRIC_OPS:
-            found = _filled_by_size(found, op, candidates)
+            found = _filled_by_size(found, op, candidates) if candidates else _filled_by_ends([*found], op)
     if any(op in P2P for op in open_ops):
         named = _with_peers(found)
         everyone = _everyone(named)
@@ -139,6 +139,43 @@ def _filled_by_size(
         if len(possible) == 1:
             ranks = [_filled(rank, rows, possible[0]) for rank, rows in zip(ranks, of_size, strict=True)]
     return ranks
+
+
+def _filled_by_ends(ranks: list[RankCollectives], op: str) -> list[RankCollectives]:
+    """Return the ranks with the groups of streams on which some of them leave each operation together.
+
+    Groups are as large as each other, and as what is recorded. Where all ranks leave together, these may be
+    one group, and where they communicate on one stream alone they are: nothing is filled in.
+    """
+    every = [_open_rows(rank.table, op) for rank in ranks]
+    streams = sorted({kind.stream for rank in ranks for kind in rank.table.kinds if kind.op in SYMMETRIC_OPS})
+    for stream in streams if len(streams) > 1 else ():
+        mine = [rows & (rank.table.stream == stream) for rank, rows in zip(ranks, every, strict=True)]
+        tables = [rank.table.take(rows) for rank, rows in zip(ranks, mine, strict=True)]
+        groups: list[list[int]] = []
+        for place, table in enumerate(tables):
+            group = next((one for one in groups if _leave_together(tables[one[0]], table)), None)
+            groups.append([place]) if group is None else group.append(place)
+        sizes = {len(group) for group in groups}
+        recorded = {table.kinds[kind].group_size for table in tables for kind in set(table.kind.tolist())}
+        if len(groups) == 1 or len(sizes) > 1 or 1 in sizes or not recorded <= {None, *sizes}:
+            continue
+        for group in groups:
+            members = tuple(ranks[place].rank for place in group)
+            named = dict.fromkeys(members, ProcessGroup("", "", members, len(members)))
+            for place in group:
+                ranks[place] = _filled(ranks[place], mine[place], named)
+    return ranks
+
+
+def _leave_together(first: CollectiveTable, second: CollectiveTable) -> bool:
+    """Whether two ranks end as many operations together, as far apart and as fast as clocks may be."""
+    if len(first) != len(second) or len(first) < FEWEST_TELLING:
+        return False
+    at, apart = first.end_ns - first.end_ns[0], second.end_ns - first.end_ns
+    at, apart = at - at.mean(), apart - apart.mean()
+    off = apart - at * ((at * apart).sum() / max((at**2).sum(), 1.0))
+    return bool((np.abs(off) > SKEW_NS).sum() <= VIOLATION_SHARE * off.size)
 
 
 def _open_rows(table: CollectiveTable, op: str) -> npt.NDArray[np.bool_]:
