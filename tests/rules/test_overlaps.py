@@ -141,6 +141,17 @@ def test_a_cause_that_is_told_with_another_is_named_as_the_other_way_to_save_it(
     assert found.message == "It is so. Mending waits of the host for the GPU instead saves the same time."
 
 
+def test_a_wait_before_what_two_findings_tell_is_a_finding_of_its_own() -> None:
+    """Without the wait the step is 95 ms shorter, without the copies 52, and without the late rank 64."""
+    copies = cause("input.copies", 26.0, (52.0,) * 3, shared_with="host.sync")
+    late = cause("ranks.host", 43.0, (64.0,) * 3, shared_with="host.sync")
+    wait = cause("host.sync", 48.0, (95.0,) * 3, shared_with="input.copies")
+    rules = {name: rule(name, cause=(id,)) for name, id in (("pin", copies.id), ("rank", late.id))}
+    told = [(one, finding(name, 60.0)) for name, one in rules.items()]
+    judgement, _ = conclude([wait, late, copies], *told)
+    assert {one.id: one.alone_ms for one in judgement.findings} == {"host.sync": 95, "rank": 64, "pin": 52}
+
+
 def test_what_a_host_does_behind_a_wait_is_told_before_the_wait() -> None:
     pause = cause("ranks.host", 15.0, (30.0,) * 3, shared_with="host.sync")
     wait = cause("host.sync", 16.0, (31.0,) * 3, shared_with="ranks.host")

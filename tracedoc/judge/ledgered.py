@@ -230,7 +230,7 @@ def concluded(
         # What saves little alone is told where its share makes it a warning.
         least = WORTH if cause.alone_ms[1] >= WORTH * ledger.step_ms else WARNING_SHARE
         if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:
-            if same := same_time(cause, claimed.told):
+            if same := same_time(cause, ledger, claimed.told):
                 claimed.told[cause.id] = same
                 along.setdefault(same[0], []).append(cause)
                 continue

@@ -74,12 +74,17 @@ def with_overlap(
     return replace(finding, overlaps=words, together_ms=both)
 
 
-def same_time(cause: LedgerCause, told: Mapping[str, list[str]]) -> list[str]:
+def same_time(cause: LedgerCause, ledger: Ledger, told: Mapping[str, list[str]]) -> list[str]:
     """The rules that tell the cause whose mending saves most of what mending this one does; [] for none.
 
-    ``told`` has the rules by the id of the cause.
+    ``told`` has the rules by the id of the cause. What else shares its time with this one counts with that
+    cause, but for what other rules tell: a wait before a pause and a gather is of both, one before copies and
+    a late rank of neither.
     """
-    return told.get(cause.shared_with, []) if is_mostly_shared(cause) else []
+    rules = told.get(cause.shared_with, [])
+    shares = [one for one in ledger.causes if cause.id == one.shared_with or cause.shared_with == one.id]
+    saved_ms = sum(one.alone_ms[1] for one in shares if told.get(one.id, rules) == rules)
+    return rules if is_mostly_shared(cause) and saved_ms >= MOSTLY_SHARED * cause.alone_ms[1] else []
 
 
 def is_mostly_shared(cause: LedgerCause) -> bool:
