@@ -152,4 +152,7 @@ def test_fsdp1_tells_its_units(told: Path) -> None:
 def test_a_killed_rank_leaves_its_steps(told: Path) -> None:
     log = read_step_log(told / "killed" / "rank-0.steps")
     assert log is not None
-    assert [number for number, _, _ in log.of_kind(STEP)] == list(range(1, STEPS))
+    written = log.of_kind(STEP)
+    assert [number for number, _, _ in written] == list(range(1, 1 + len(written)))
+    # All that ended before the window did; the last 10 ms may be lost.
+    assert 6 <= len(written) < STEPS

@@ -20,7 +20,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> StackSamples:
     monkeypatch.setattr(samples, "LEAST_NS", 1_000_000)
     found = StackSamples()
     for _ in range(6):
-        found.step()
+        found.step(time.perf_counter_ns())
     return found
 
 
@@ -51,7 +51,7 @@ class Frames:
         for end in ends:
             if self.now_ns < end <= until:
                 self.now_ns = end
-                self._found.step()
+                self._found.step(self.now_ns)
                 self._found._over = end == ends[-1]
                 return True
         self.now_ns = until
@@ -115,7 +115,7 @@ def evaluate(found: StackSamples) -> None:
     """Stay until a step was sampled, as long as that lasts."""
     while not found.describe():
         spin(0.02)
-        found.step()
+        found.step(time.perf_counter_ns())
 
 
 def test_a_long_step_shows_what_it_does(watched: StackSamples) -> None:
@@ -154,19 +154,19 @@ def test_the_step_after_a_long_one_is_sampled_from_its_beginning(
     while "first_part@" not in str(told):
         first_part()
         spin(0.006)
-        watched.step()
+        watched.step(time.perf_counter_ns())
         told = watched.describe()
     watched.end()
 
 
 def test_steps_that_are_not_long_leave_nothing(watched: StackSamples) -> None:
-    watched.step()
+    watched.step(time.perf_counter_ns())
     assert watched.describe() is None
 
 
 def test_a_step_that_the_collector_makes_long_does_not_count(watched: StackSamples) -> None:
     watched.skip()
-    watched.step()
+    watched.step(time.perf_counter_ns())
     assert len(watched._lengths) == 5
 
 
@@ -239,7 +239,7 @@ def test_a_step_that_hangs_is_told_once_and_again_when_it_ends(
         if stack is None:
             ended.set()
         else:
-            watched.step()
+            watched.step(time.perf_counter_ns())
 
     watched._on_stuck = on_stuck
     watched.begin()

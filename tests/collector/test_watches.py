@@ -15,7 +15,7 @@ from tracedoc.collector.host import environment
 from tracedoc.collector.host.devices import HostCommands, summarise_samples
 from tracedoc.collector.host.environment import difference, read_counters
 from tracedoc.collector.host.placement import numbers, ranges
-from tracedoc.collector.steps import StepLogWriter
+from tracedoc.collector.steps import StepLogWriter, with_waits
 from tracedoc.run import steplog
 from tracedoc.run.steplog import parse_step_log, read_step_log
 from tracedoc.run.untrusted import MissingError
@@ -36,14 +36,68 @@ def test_a_log_keeps_steps_and_pauses(tmp_path: Path) -> None:
 
 
 def test_a_log_keeps_what_a_step_waited_for_cores(tmp_path: Path) -> None:
-    writer = StepLogWriter(tmp_path / "rank-0.steps", 0)
-    for end, waited in ((1_000, 500), (1_250, 560), (1_400, None), (1_700, 600), (1_900, 600)):
-        writer.step(end, waited)
-    writer.close()
+    """Steps of 10 ms and more; the kernel is asked in each."""
+    waited = iter((500, 560, None, 600, 600, 640))
+    writer = StepLogWriter(tmp_path / "rank-0.steps", 0, lambda: next(waited))
+    for end_ms in (10, 20, 35, 45, 60, 80):
+        writer.step(end_ms * 1_000_000)
     log = read_step_log(tmp_path / "rank-0.steps")
+    writer.close()
     assert log is not None
-    assert log.of_kind(steplog.CORE_WAIT) == [(2, 1_250, 60), (4, 1_700, 40)]
-    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4, 5]
+    assert log.of_kind(steplog.CORE_WAIT) == [(2, 20_000_000, 60), (6, 80_000_000, 40)]
+    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_short_steps_are_written_together_and_the_longest_ones_waited(tmp_path: Path) -> None:
+    """Steps of 2, 2, 5 and 4 ms, with 5 ms of waiting for cores; they are written when 10 ms are over."""
+    waited = iter((1_000_000, 6_000_000))
+    writer = StepLogWriter(tmp_path / "rank-0.steps", 0, lambda: next(waited))
+    kept = []
+    for end_ms in (10, 12, 14, 19, 23):
+        writer.step(end_ms * 1_000_000)
+        log = read_step_log(tmp_path / "rank-0.steps")
+        assert log is not None
+        kept.append([number for number, _, _ in log.of_kind(steplog.STEP)])
+    writer.close()
+    assert kept == [[1], [1], [1], [1], [1, 2, 3, 4, 5]]
+    assert [(number, length) for number, _, length in log.of_kind(steplog.CORE_WAIT)] == [
+        (4, 3_000_000),
+        (5, 2_000_000),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "waited", "waits"),
+    [
+        ((2, 2, 6), 4, (0, 0, 4)),
+        ((2, 2, 6), 7, (1, 1, 5)),
+        ((6, 2, 4), 2, (2, 0, 0)),
+        ((6, 2, 4), 3, (3, 0, 1)),  # 2.5 of the first and 0.5 of the third, each as long as before
+        ((3, 3), 9, (3, 3)),
+    ],
+)
+def test_steps_that_waited_are_equally_long_without_it(
+    lengths: tuple[int, ...], waited: int, waits: tuple[int, ...]
+) -> None:
+    records = [(place, steplog.STEP, 100 + place, length) for place, length in enumerate(lengths)]
+    found = {one[0]: one[3] for one in with_waits(records, waited) if one[1] == steplog.CORE_WAIT}
+    assert tuple(found.get(place, 0) for place in range(len(lengths))) == waits
+
+
+def test_steps_before_one_that_hangs_are_written_by_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tracedoc.collector.steps.time.time_ns", lambda: 10_000_000)
+    writer = StepLogWriter(tmp_path / "rank-0.steps", 0)
+    for end_ns in (10_000_000, 12_000_000, 14_000_000):
+        writer.step(end_ns)
+    for now_ns, steps in ((19_000_000, 1), (20_000_000, 3)):
+        monkeypatch.setattr("tracedoc.collector.steps.time.time_ns", lambda now_ns=now_ns: now_ns)
+        writer.write()
+        log = read_step_log(tmp_path / "rank-0.steps")
+        assert log is not None
+        assert len(log.of_kind(steplog.STEP)) == steps
+    writer.close()
 
 
 def test_a_full_log_keeps_the_newest_steps(tmp_path: Path) -> None:
@@ -200,13 +254,12 @@ def test_one_slow_write_delays_no_record_and_a_slow_disk_does(
     monkeypatch.setattr("tracedoc.collector.steps.os.pwrite", slow_write)
     path = tmp_path / "rank-0.steps"
     writer = StepLogWriter(path, 0)  # its header takes 40 of the 50 ms that are free
-    for end_ns in (1, 2, 3):
+    for end_ns in (10_000_000, 20_000_000, 30_000_000):
         writer.step(end_ns)
     log = read_step_log(path)
     assert log is not None
-    assert log.of_kind(steplog.STEP) == [(1, 1, 0)]
-    now = 100 * 30_000_000  # 80 ms were spent, 30 more than are free
-    writer.step(4)
+    assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2]
+    writer.step(10_000_000 + 100 * 70_000_000)  # 120 ms were spent, 70 more than are free
     log = read_step_log(path)
     assert log is not None
     assert [number for number, _, _ in log.of_kind(steplog.STEP)] == [1, 2, 3, 4]

@@ -79,6 +79,16 @@ def test_a_log_that_others_outlived_by_far_is_a_lower_bound(tmp_path: Path) -> N
     assert said == "rank 1 ended after step 11 or later with exit code 4"
 
 
+def test_short_steps_may_be_missing_where_a_rank_was_killed(tmp_path: Path) -> None:
+    killed = rank(0, step_log="rank-0.steps")
+    for length, later in ((10, ""), (9.9, " or later")):
+        said = words(tmp_path / str(length), killed, node(3), logs={0: f"{length} x8"})
+        assert said == f"rank 0 ended after step 8{later} with exit code 3"
+    raised = rank(0, 9, "the job ended by ValueError", step_log="rank-0.steps")
+    said = words(tmp_path / "raised", raised, node(1), logs={0: "5 x7"})
+    assert said == "rank 0 ended after step 8 with exit code 1 (ValueError)"
+
+
 def test_without_exit_codes_of_ranks_the_first_sign_counts(tmp_path: Path) -> None:
     parts = (rank(0, 9, "the job ended"), rank(1, 9, "the job ended by ValueError"), node(1))
     assert words(tmp_path, *parts) == "rank 1 ended after step 8 by ValueError"

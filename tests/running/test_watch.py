@@ -39,10 +39,10 @@ def test_a_log_is_read_from_where_the_last_look_ended(tmp_path: Path) -> None:
     tail = LogTail(path)
     now = 10**18
     for number in range(1, 4):
-        writer.step(now + number * MS)
+        writer.step(now + number * 10 * MS)
     assert [number for _, number, _, _ in tail.read()] == [1, 2, 3]
     assert tail.read() == []
-    writer.step(now + 4 * MS)
+    writer.step(now + 4 * 10 * MS)
     assert [(kind, number) for kind, number, _, _ in tail.read()] == [(STEP, 4)]
 
 

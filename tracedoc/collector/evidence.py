@@ -186,8 +186,9 @@ class _Watch:
         self.folder = Path(str(config.get("folder", ".")))
         self.stem = str(config.get("stem", "rank-0"))
         self.thread = threading.get_ident()
+        self.schedule = ThreadSchedule()
         self.log: StepLogWriter | None = probe(
-            StepLogWriter, self.folder / f"{self.stem}.steps", config.get("rank", 0)
+            StepLogWriter, self.folder / f"{self.stem}.steps", config.get("rank", 0), self._waited_ns
         )
         self.collections = CollectionWatch(self.log.collection if self.log else _ignore)
         # One rank of each host asks for all.
@@ -199,9 +200,27 @@ class _Watch:
         self.memory: Facts = {}
         self.armed = False
         self.core_wait: CoreWait | None = None
-        self.schedule = ThreadSchedule()
-        self.samples = StackSamples(self._stuck)
+        self.samples = StackSamples(self._stuck, self.log.write if self.log else _ignore)
         self.threads = ThreadTimes()
+
+    def step(self, now_ns: int) -> None:
+        """Note the end of a step, in nanoseconds of ``time.perf_counter_ns``."""
+        self.samples.step(now_ns)
+        if self.log is not None:
+            self.log.step(time.time_ns())
+        if self.armed:
+            self._captured_step()
+
+    def _captured_step(self) -> None:
+        if self.core_wait is not None:
+            self.core_wait.step(self.schedule.scheduled_ns())
+        else:
+            # Called right after the window began: the profiler is being made ready until the next step ends.
+            self.core_wait = CoreWait()
+
+    def _waited_ns(self) -> int | None:
+        times = self.schedule.scheduled_ns()
+        return times[1] if times is not None else None
 
     def _stuck(self, stack: list[str] | None) -> None:
         if stack is None:
@@ -210,7 +229,7 @@ class _Watch:
             write_dumps(self.folder, self.stem, stack)
 
 
-def _ignore(generation: int, end_ns: int, length_ns: int) -> None:
+def _ignore(*record: int) -> None:
     """Take the place of a log that could not be opened."""
 
 
@@ -318,20 +337,10 @@ def on_written() -> Facts:
     return {}
 
 
-def on_step(end_ns: int) -> None:
-    """Note the end of an optimizer step, in nanoseconds of ``time.time_ns``; called after every one."""
+def on_step() -> Callable[[int], None] | None:
+    """Return what is to be called after every optimizer step, with its end by ``time.perf_counter_ns``."""
     watch = _watch()
-    if watch is None:
-        return
-    times = watch.schedule.scheduled_ns()
-    watch.samples.step()
-    if watch.log is not None:
-        watch.log.step(end_ns, times[1] if times is not None else None)
-    if watch.core_wait is not None:
-        watch.core_wait.step(times)
-    elif watch.armed:
-        # Called right after the window began: the profiler is being made ready until the next step ends.
-        watch.core_wait = CoreWait()
+    return watch.step if watch is not None else None
 
 
 def on_exit() -> Facts:

@@ -30,7 +30,7 @@ SAMPLED_KEPT = 48
 """So many long steps are kept, and so many others."""
 
 OTHERS = 8
-"""Of other steps those are sampled whose number has an odd part below this: four between powers of two."""
+"""Of other steps those are sampled from twice this on, half as many from each power of two to the next."""
 
 PAUSES = 8
 """Of a usual step so many samples are taken, at most one in 5 ms."""
@@ -178,11 +178,15 @@ class StackSamples:
 
     After a long step the next one is sampled from its beginning on, and that which comes as much later as the
     last two lay apart; of the others ever fewer: 16, 20, 24, 28, 32, 40, 48, and so on. ``on_stuck`` gets the
-    stack of a step that hangs, and ``None`` when it ends after all.
+    stack of a step that hangs, and ``None`` when it ends after all; ``on_look`` is called when one may be so.
     """
 
-    def __init__(self, on_stuck: Callable[[list[str] | None], None] = lambda stack: None) -> None:
-        self._on_stuck = on_stuck
+    def __init__(
+        self,
+        on_stuck: Callable[[list[str] | None], None] = lambda stack: None,
+        on_look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_stuck, self._on_look = on_stuck, on_look
         self._thread = threading.get_ident()
         self._lengths: deque[int] = deque(maxlen=9)
         self._began_ns, self._steps, self._slow = 0, 0, 0
@@ -190,6 +194,7 @@ class StackSamples:
         self._tick = threading.Event()
         self._sampling = self._captured = False
         self._due: frozenset[int] = frozenset()
+        self._wakes_at = 2 * OTHERS - 1
         self._last_long = 0
         self._long, self._usual = KeptSteps(), KeptSteps()
         self._loop: Stack = ()
@@ -204,15 +209,15 @@ class StackSamples:
         self._over = True
         self._tick.set()
 
-    def step(self) -> None:
+    def step(self, now_ns: int) -> None:
         """Note that a step ended; the functions that now call the optimizer run in every step."""
-        now = time.perf_counter_ns()
         if self._began_ns:
-            self._lengths.append(now - self._began_ns)
+            self._lengths.append(now_ns - self._began_ns)
         elif not self._loop:
             self._loop = stack_of(sys._getframe(), ours=True)
-        self._began_ns, self._steps = now, self._steps + 1
-        if self._sampling or self._is_due():
+        self._began_ns = now_ns
+        self._steps = ended = self._steps + 1
+        if self._sampling or ended >= self._wakes_at:
             self._tick.set()
 
     def skip(self, *, captured: bool = False) -> None:
@@ -254,19 +259,20 @@ class StackSamples:
             ],
         }
 
-    def _is_due(self) -> bool:
-        """Whether the step that runs now is to be sampled from its beginning on."""
-        number = self._steps + 1
-        seldom = number >= 2 * OTHERS > 2 * (number // (number & -number))
-        return (seldom and not self._captured) or number in self._due
+    def _is_due(self, number: int) -> bool:
+        """Whether a step is to be sampled from its beginning on."""
+        return number in self._due or (not self._captured and _next_other(number) == number)
 
     def _watch(self) -> None:
         due_ns = LEAST_NS
         while True:
+            later = self._steps + 2
+            self._wakes_at = min([_next_other(later), *(one for one in self._due if one >= later)]) - 1
             self.lock.wait(self._tick, due_ns / 1e9)
             if self._over:
                 return
             self._tick.clear()
+            self._on_look()
             began, number = self._began_ns, self._steps + 1
             due_ns = LEAST_NS
             if not began or len(self._lengths) < STEPS_FOR_USUAL:
@@ -274,7 +280,7 @@ class StackSamples:
                     self._hold(number)
                 continue
             due_ns = began + self._long_ns() - time.perf_counter_ns()
-            if due_ns > 0 and not self._is_due():
+            if due_ns > 0 and not self._is_due(number):
                 continue
             self._sampling = True
             step = self._sample(SampledStep(number, whole=due_ns > 0), began)
@@ -346,6 +352,13 @@ class StackSamples:
             if self._tick.wait(1.0) and self._over:
                 return
         self._on_stuck(None)
+
+
+def _next_other(number: int) -> int:
+    """The first of the steps that are sampled to compare with others, from this number on."""
+    number = max(number, 2 * OTHERS)
+    apart = (1 << number.bit_length()) // OTHERS
+    return -(-number // apart) * apart
 
 
 def stack_of(frame: FrameType | None, *, ours: bool = False) -> Stack:

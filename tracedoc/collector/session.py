@@ -86,7 +86,7 @@ class Session:
         self._first = self._recorded = 0
         self._stop_asked = ""
         self._told = False
-        self._tells_steps = True
+        self._tell_step: Callable[[int], None] | None = None
         self.count = 0
         self._last_ns = 0
         self._requests: RequestWatch | None = None
@@ -107,6 +107,7 @@ class Session:
             config[name] = self.part[name]
         self._ask(evidence.on_start, config)
         self._ask(evidence.on_first_step, stepped)
+        self._tell_step = evidence.on_step()
         if os.environ.get(VARIABLE, "0") not in ("", "0"):
             self.take_requests()
         self.write_part()
@@ -150,9 +151,14 @@ class Session:
             self._phase = _AFTER
             self._ask(evidence.on_written)
             self._end_watch()
-        if self._tells_steps:
-            self._tell_step()
-        self._last_ns = now_ns if self._phase == phase == _BEFORE else time.perf_counter_ns()
+        after_ns = time.perf_counter_ns()
+        if self._tell_step is not None:
+            try:
+                self._tell_step(after_ns)
+            except Exception as error:
+                self._tell_step = None
+                self._miss("on_step", error)
+        self._last_ns = now_ns if self._phase == phase == _BEFORE else after_ns
         return self._options.exit_after_capture and self.count >= self._leave_at
 
     def take_requests(self) -> None:
@@ -238,7 +244,7 @@ class Session:
 
     def forked(self) -> None:
         """Drop in a forked child what belongs to the parent."""
-        self._phase, self._source, self._source_at = _DONE, None, 0
+        self._phase, self._source, self._source_at, self._tell_step = _DONE, None, 0, None
         if self._watch is not None:
             self._watch.forked()
 
@@ -465,13 +471,6 @@ class Session:
             return
         with watch.held_back():
             yield
-
-    def _tell_step(self) -> None:
-        try:
-            evidence.on_step(time.time_ns())
-        except Exception as error:
-            self._tells_steps = False
-            self._miss("on_step", error)
 
     def _ask(self, question: Callable[..., dict[str, object]], *given: object) -> None:
         try:

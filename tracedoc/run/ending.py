@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tracedoc.errors import Limit
 from tracedoc.run.manifest import BY_SIGNAL, Manifest, ManifestRank
-from tracedoc.run.steplog import STEP, read_step_log
+from tracedoc.run.steplog import STEP, WRITTEN_WITHIN_NS, read_step_log
 from tracedoc.run.untrusted import UnusableError, inside
 
 MAX_RANKS = 64
@@ -27,14 +27,15 @@ class _End:
     """The end of one rank.
 
     ``code`` is its exit code, or minus the signal that ended it, ``None`` where it is unknown; ``error`` the
-    exception that ended it; ``last_step`` the number of the last step that it finished, from 0; ``at_ns``
-    its last sign of life.
+    exception that ended it; ``last_step`` the number of the last step that it finished, from 0, or a later
+    one that its log ``may_lack``; ``at_ns`` its last sign of life.
     """
 
     rank: int
     code: int | None
     error: str
     last_step: int | None
+    may_lack: bool
     at_ns: int
 
     @property
@@ -84,7 +85,7 @@ def how_it_ended(manifest: Manifest | None) -> str:
     step = ""
     if first.last_step is not None:
         # Ranks step together: where others are well ahead, this one's last records are lost.
-        lost = max(entry.steps_total for entry in ranks) > first.last_step + 2
+        lost = first.may_lack or max(entry.steps_total for entry in ranks) > first.last_step + 2
         step = f" after step {first.last_step}{' or later' if lost else ''}"
     return f"rank {first.rank} ended{step} {_with(first.code, first.error)}"
 
@@ -102,26 +103,27 @@ def _end(entry: ManifestRank, alone: int | None) -> _End:
     end = part.get("end")
     error = end.partition(_RAISED)[2] if isinstance(end, str) else ""
     code = _number(part.get("exit_code"))
-    last, at_ns = _last_step(entry)
+    last, at_ns, length_ns = _last_step(entry)
+    may_lack = 0 < length_ns < WRITTEN_WITHIN_NS
     if isinstance(end, str) and entry.steps_total:
-        last = entry.steps_total - 1
+        last, may_lack = entry.steps_total - 1, False
     at_ns = max(at_ns, _moment_ns(part.get("ended")))
     if not at_ns:
         at_ns = _number(part.get("exited_ns")) or 0
-    return _End(entry.rank, alone if code is None else code, error, last, at_ns)
+    return _End(entry.rank, alone if code is None else code, error, last, may_lack, at_ns)
 
 
-def _last_step(entry: ManifestRank) -> tuple[int | None, int]:
-    """Return the number of the last step in the log of a rank and when it ended, ``None`` and 0 without."""
+def _last_step(entry: ManifestRank) -> tuple[int | None, int, int]:
+    """Return number, end and length of the last step in the log of a rank, ``None`` and 0 without."""
     name = (entry.part or {}).get("step_log")
     if not isinstance(name, str) or not name or not entry.folder:
-        return None, 0
+        return None, 0, 0
     try:
         log = read_step_log(inside(Path(entry.folder), name))
     except UnusableError:
-        return None, 0
+        return None, 0, 0
     steps = log.of_kind(STEP) if log is not None else []
-    return (steps[-1][0], steps[-1][1]) if steps else (None, 0)
+    return steps[-1] if steps else (None, 0, 0)
 
 
 def _with(code: int | None, error: str) -> str:

@@ -1,7 +1,7 @@
 """The step log of one rank: every optimizer step, every long pause of Python and waits for cores, as records.
 
-The hook writes a record at a time, without buffering: a process that is killed leaves all but the last. The
-file is a ring, so that a long training keeps its newest records. Standard library only.
+A process that is killed leaves all but those of its last 10 ms. The file is a ring, so that a long training
+keeps its newest records. Standard library only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ BEGINS, ENDS, WRITTEN = range(3)
 """Recording begins, ends, and the file of what was recorded is complete."""
 
 CORE_WAIT = 4
-"""How long the training thread was ready to run in a step and had no core; the number is that of the step."""
+"""How long the training thread was ready to run in a step and had no core; the number is that of the step.
+
+Of steps that are written together it is known for all of them: the longest ones have it."""
+
+WRITTEN_WITHIN_NS = 10_000_000
+"""So long after it was written a log is written again: a step of at least that at once, others together."""
 
 CAPACITY = 65_536
 """A log never grows beyond this many records: 1.5 MiB, half of them steps where the kernel counts waits."""
