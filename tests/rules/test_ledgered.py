@@ -273,13 +273,22 @@ def test_an_entry_that_no_rule_tells_is_a_finding_in_plain_words() -> None:
     assert ledger.causes[0].told_by == ("ranks.host",)
 
 
-@pytest.mark.parametrize(("alone_ms", "rules"), [(14.0, ("syncs",)), (9.0, ("input.wait",))])
-def test_a_cause_that_is_the_time_of_another_is_told_with_it(alone_ms: float, rules: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("name", "alone_ms", "rule_id"),
+    [
+        ("order.gathers", 14.0, "syncs"),
+        ("order.gathers", 9.0, "order.gathers"),
+        ("input.wait", 14.0, "input.wait"),  # another thing to mend, if of the same time
+    ],
+)
+def test_a_cause_that_is_the_time_of_another_is_told_with_it(
+    name: str, alone_ms: float, rule_id: str
+) -> None:
     """A part of 7 ms which saves 14 ms alone has 14 in common with the other; of 9 it has 4."""
     told = cause("host.sync", 8.0, (15.0, 15.0, 15.0))
-    entry = cause("input.wait", 7.0, (alone_ms,) * 3, shared_with="host.sync")
+    entry = cause(name, 7.0, (alone_ms,) * 3, shared_with="host.sync")
     _, ledger = conclude([told, entry], (rule("syncs", cause=("host.sync",)), finding("syncs", 40.0)))
-    assert ledger.causes[1].told_by == rules
+    assert ledger.causes[1].told_by == (rule_id,)
 
 
 @pytest.mark.parametrize(

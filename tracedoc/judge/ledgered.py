@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import AWAITED, BETWEEN_RANKS, Judgement, plain_finding
-from tracedoc.judge.overlaps import alone_ms_of, is_mostly_shared, same_time, with_overlap
+from tracedoc.judge.overlaps import DELAYING, alone_ms_of, is_mostly_shared, same_time, with_overlap
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.severity import (
     COVERED,
@@ -41,9 +41,6 @@ MOSTLY_WARM_UP = 0.5
 WITHIN = ("link.slow",)
 """Causes that a rule about their whole family does not tell, though they bound its gain: they have a mend of
 their own."""
-
-DELAYING = ("input", "host", "ranks")
-"""Families of causes that make communication late."""
 
 
 class _Claim(msgspec.Struct, frozen=True):

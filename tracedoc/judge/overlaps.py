@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import Finding
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import Judgement
+from tracedoc.judge.findings import AWAITED, Judgement
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, LedgerRow, Range, is_apart
 from tracedoc.predicted import LEAST_SHARE
 from tracedoc.units import format_ms
@@ -22,6 +22,9 @@ MORE = 0.1
 """A limit behind another is told where mending both saves more than either by this share of what it costs."""
 
 WAIT = "host.sync"
+
+DELAYING = ("input", "host", "ranks")
+"""Families of causes that make communication late."""
 
 
 def alone_ms_of(causes: Sequence[LedgerCause], measurements: Measurements) -> Range:
@@ -77,14 +80,23 @@ def with_overlap(
 def same_time(cause: LedgerCause, ledger: Ledger, told: Mapping[str, list[str]]) -> list[str]:
     """The rules that tell the cause whose mending saves most of what mending this one does; [] for none.
 
-    ``told`` has the rules by the id of the cause. What else shares its time with this one counts with that
-    cause, but for what other rules tell: a wait before a pause and a gather is of both, one before copies and
-    a late rank of neither.
+    ``told`` has the rules by the id of the cause. What a wait makes late, and nobody tells, counts with that
+    cause: a wait before a pause and a gather is of both, one before copies and a late rank of neither. What
+    a host, a loader or a rank does behind a wait is another thing to mend.
     """
-    rules = told.get(cause.shared_with, [])
-    shares = [one for one in ledger.causes if cause.id == one.shared_with or cause.shared_with == one.id]
-    saved_ms = sum(one.alone_ms[1] for one in shares if told.get(one.id, rules) == rules)
-    return rules if is_mostly_shared(cause) and saved_ms >= MOSTLY_SHARED * cause.alone_ms[1] else []
+    if not is_mostly_shared(cause) or (cause.shared_with == WAIT and _family(cause) in DELAYING):
+        return []
+    saved_ms = sum(
+        one.alone_ms[1]
+        for one in ledger.causes
+        if one.id == cause.shared_with
+        or (one.shared_with == cause.id and one.id not in told and _family(one) in AWAITED)
+    )
+    return told.get(cause.shared_with, []) if saved_ms >= MOSTLY_SHARED * cause.alone_ms[1] else []
+
+
+def _family(cause: LedgerCause) -> str:
+    return cause.id.partition(".")[0]
 
 
 def is_mostly_shared(cause: LedgerCause) -> bool:
