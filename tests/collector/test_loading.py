@@ -53,6 +53,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> LoaderWatch:
     """A watch over loaders of this process, which are as before afterwards."""
     home = data.dataloader
     monkeypatch.setattr(home._BaseDataLoaderIter, "__next__", home._BaseDataLoaderIter.__next__)
+    monkeypatch.setattr(home._BaseDataLoaderIter, "_next_index", home._BaseDataLoaderIter._next_index)
     monkeypatch.setattr(home.DataLoader, "_get_iterator", home.DataLoader._get_iterator)
     found = LoaderWatch()
     found.begin()
@@ -69,6 +70,9 @@ def test_batches_iterators_and_tokens_are_counted(watch: LoaderWatch) -> None:
     assert found["tokens"] == [[10, 20], [20, 20]]
     assert so_far is not None
     assert (so_far["batches"], so_far["starts"], list(so_far["waits_ms"])) == (4, 2, ["-1"])
+    assert (
+        0 < so_far["index_ms"] < so_far["waits_ms"]["-1"] + 10
+    )  # the end of each epoch is chosen, not waited for
     assert watch.tensors == [{"name": "attention_mask", "shape": [2, 10], "dtype": "int64", "device": "cpu"}]
 
 

@@ -10,8 +10,13 @@ import tracedoc
 from tracedoc.diagnosis import Finding
 from tracedoc.judge.load import load_rules
 from tracedoc.judge.rule import Rule
+from tracedoc.run.job import Job, RankJob
+from tracedoc.run.machine import read_samples
 from tracedoc.testing.cases import write_job
 from tracedoc.testing.lanes import parse_lanes
+from tracedoc.timeline.script_code import CodePlace
+from tracedoc.topics.host.in_loop import may_feed_model
+from tracedoc.values import Unknown
 
 
 @pytest.mark.parametrize("rule", load_rules(), ids=lambda rule: rule.id)
@@ -91,30 +96,29 @@ def test_a_rank_that_runs_more_kernels_is_not_first_told_to_sort_its_samples(tmp
 
 
 @pytest.mark.parametrize(
-    ("workers", "cores", "first"),
+    ("loads", "workers", "cores", "first", "number"),
     [
-        (
-            0,
-            16,
-            "Load batches in worker processes",
-        ),  # two ranks share them: seven workers each
-        (2, 16, "More loader workers"),
-        (2, 2, "Make a sample cheaper"),
+        (40, 0, 16, "Load batches in worker processes", 1),  # 40 ms of loading in 60 ms of training
+        (80, 0, 16, "Load batches in worker processes", 4),  # 80 in 20
+        (80, 0, 4, "Load batches in worker processes", 1),  # two ranks share them: one beside training
+        (40, 2, 16, "More loader workers", 4),  # two are busy for 100 ms each, for 60 of training
+        (40, 2, 2, "Make a sample cheaper", None),
     ],
 )
-def test_workers_are_only_suggested_beyond_those_there_are(
-    tmp_path: Path, workers: int, cores: int, first: str
+def test_workers_are_suggested_by_what_loading_takes_beyond_those_there_are(
+    tmp_path: Path, loads: int, workers: int, cores: int, first: str, number: int | None
 ) -> None:
     lanes = f"""
-        loader     0-40 {"workers" if workers else ""}
-        compute    40-100  x20
+        step:      100
+        loader     0-{loads} {"workers" if workers else ""}
+        compute    {loads}-100  x20
     """
     loader = {"num_workers": workers, "prefetch_factor": 2 if workers else None}
     host = {"cpus": cores, "cpus_allowed": cores, "affinity": f"0-{cores - 1}"}
     write_job(tmp_path, [0, 1], {"framework": {"loaders": [loader]}, "environment": {"host": host}}, "")
-    fixes = finding(tmp_path, "input-stall", lanes).fixes
-    assert fixes[0].title == first
-    assert ("num_workers=7" in fixes[0].change) is (cores == 16)
+    fix = finding(tmp_path, "input-stall", lanes).fixes[0]
+    assert fix.title == first
+    assert number is None or f"num_workers={number}," in fix.change
 
 
 @pytest.mark.parametrize(
@@ -123,20 +127,27 @@ def test_workers_are_only_suggested_beyond_those_there_are(
 )
 def test_workers_do_not_choose_samples(tmp_path: Path, sampler_ms: float, first: str) -> None:
     """Of 33 ms in the loader the sampler of the script takes most, or little."""
-    batch = [
-        f"torch/utils/data/dataloader.py({line}): {name}@1"
-        for line, name in ((83, "_next_data"), (20, "__next__"))
-    ]
-    sampler = ["train.py(9): __iter__@11", "torch/utils/data/dataloader.py(14): _next_index@15", *batch]
-    samples = ["train.py(3): __getitem__@4", "torch/utils/data/_utils/fetch.py(49): fetch@54", *batch]
-    step = {
-        "step": 9,
-        "whole": True,
-        "long": False,
-        "stacks": {"1": sampler_ms, "2": 33 - sampler_ms, "3": 50.0},
-    }
-    part = {"samples": {"frames": [[], sampler, samples, ["train.py(20): main@30"]], "sampled": [step]}}
+    waits = {"batches": 1, "waits_ms": {"-1": 33.0}, "index_ms": sampler_ms}
+    part = {"loader": waits, "window": {"loader": {"wall_us": 500_000}}}
     write_job(tmp_path, [0, 1], {"framework": {"loaders": [{"num_workers": 0}]}, **part}, "")
     lanes = "step: 100\nloader 0-40\ncompute 40-100"
     fixes = finding(tmp_path, "input-stall", lanes).fixes
     assert fixes[0].title.startswith(first)
+
+
+@pytest.mark.parametrize(("called", "feeds"), [(18, True), (19, True), (22, False)])
+def test_code_before_the_model_may_feed_it(called: int, feeds: bool) -> None:
+    """The loop calls the model in line 19."""
+    main = "train.py(14): main"
+    module = "torch/nn/modules/module.py(1782): _call_impl@1789"
+    stacks = {"1": 30.0, "2": 9.0}
+    step = {"step": 9, "whole": True, "long": False, "stacks": stacks}
+    frames = [[], ["train.py(3): encode@5", f"{main}@{called}"], [module, f"{main}@19"]]
+    entry = {"frames": frames, "sampled": [step], "loop": [f"{main}@21"]}
+    job = Job((RankJob(0, samples=read_samples(entry)),))
+    encode = CodePlace("train.py", 3, "encode", loading=False, time_ns=1)
+    assert may_feed_model(job, encode) is feeds
+
+
+def test_code_that_no_sample_shows_is_not_judged() -> None:
+    assert isinstance(may_feed_model(None, None), Unknown)

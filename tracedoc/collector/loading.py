@@ -42,7 +42,7 @@ class LoaderWatch:
         self._batches = 0
         self.tensors: list[Plain] = []
         self._tokens: list[tuple[int, int]] = []
-        self._made = self._made_ns = 0
+        self._made = self._made_ns = self._chosen_ns = 0
 
     def begin(self) -> None:
         """Watch from now on; without a DataLoader in use nothing happens."""
@@ -50,13 +50,19 @@ class LoaderWatch:
         iterator, loader = getattr(home, "_BaseDataLoaderIter", None), getattr(home, "DataLoader", None)
         if iterator is None or loader is None:
             return
-        usual, make = iterator.__next__, loader._get_iterator
+        usual, choose, make = iterator.__next__, iterator._next_index, loader._get_iterator
 
         def watched(self: Any) -> Any:
             began, worker = time.perf_counter_ns(), awaited(self)
             batch = usual(self)
             watch.took(self, worker, time.perf_counter_ns() - began, batch)
             return batch
+
+        def watched_choice(self: Any) -> Any:
+            began = time.perf_counter_ns()
+            found = choose(self)
+            watch._chosen_ns += time.perf_counter_ns() - began
+            return found
 
         def watched_start(self: Any) -> Any:
             began = time.perf_counter_ns()
@@ -66,7 +72,8 @@ class LoaderWatch:
             return made
 
         watch = self
-        iterator.__next__, loader._get_iterator = watched, watched_start
+        iterator.__next__, iterator._next_index = watched, watched_choice
+        loader._get_iterator = watched_start
 
     def took(self, iterator: Any, worker: int, ns: int, batch: Any) -> None:
         """Note a batch for which the training waited so long, for this worker, or -1 for itself."""
@@ -113,11 +120,13 @@ class LoaderWatch:
     def so_far(self) -> Plain | None:
         """The ``batches`` since the first step, and how long training waited for each worker.
 
+        For ``index_ms`` a sampler chose what comes next, which this process does for its workers too.
         ``starts`` is how often an iterator was made, as for an epoch, in ``starts_ms`` together.
         """
         waits = {str(worker): ns / 1e6 for worker, ns in sorted(self._waits.items())[:MAX_WORKERS]}
         made = known(starts=self._made or None, starts_ms=self._made_ns / 1e6)
-        return {"batches": self._batches, "waits_ms": waits, **made} if self._batches else None
+        chosen = {"index_ms": self._chosen_ns / 1e6}
+        return {"batches": self._batches, "waits_ms": waits, **chosen, **made} if self._batches else None
 
     def end(self) -> None:
         """Remove what workers have written that were ended before they could."""

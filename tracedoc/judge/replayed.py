@@ -234,7 +234,7 @@ def make_plan(
         if best is None:
             break
         place = next(place for place, one in candidates.items() if str(one) == best)
-        gain_ms = found[best].gain_ms
+        gain_ms = found[best].saves(of_ms)
         plan.append(
             PlanStep(
                 fix=f"{place[0]}/{place[1]}",
@@ -270,7 +270,7 @@ def _after_plan(
     least = plan[-1].step_ms[1] - LEAST_SHARE * of_ms if plan else 0.0
     found = _predictions(replay, chosen, useless) if plan and useless else {}
     most = plan[-1].step_ms[1] if plan else 0.0
-    steps = {text: after(one.gain_ms, of_ms) for text, one in found.items()}
+    steps = {text: after(one.saves(of_ms), of_ms) for text, one in found.items()}
     steps = {text: (low, likely, min(high, most)) for text, (low, likely, high) in steps.items()}
     steps = {text: step_ms for text, step_ms in steps.items() if step_ms[1] <= least}
     return [

@@ -90,7 +90,8 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     Columns are those of :class:`RankProgram`, one rank after the other, with indices into the whole.
     ``point_base`` and ``event_base`` are where the points and events of each rank begin, and where the last
     ones end. At the points ``batch_point`` the host waited ``batch_ns`` for a batch of loader workers.
-    ``spare_cores`` are those that the operators of no rank use (:meth:`tracedoc.run.job.Job.spare_cores`).
+    ``spare_cores`` are those that the operators of no rank use (:meth:`tracedoc.run.job.Job.spare_cores`),
+    ``core_wait_frac`` the share of what it could run for which a rank on CPUs waited for one, on average.
     """
 
     ranks: tuple[int, ...]
@@ -103,6 +104,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     batch_ns: Int64Array
     joins: CollectiveParts
     spare_cores: int | None = None
+    core_wait_frac: float = 0.0
 
     @property
     def points(self) -> int:
@@ -341,6 +343,7 @@ class Gathering:
             batch_ns=np.concatenate([waited for _, waited in self._batches]),
             joins=joins,
             spare_cores=spare_cores,
+            core_wait_frac=0.0,
             **{name: whole[name] for name in StepColumns.__struct_fields__},
         )
         target = np.concatenate([event for event, _ in self._early]).astype(np.intp)

@@ -182,6 +182,14 @@ def replay_other(run: RunView, first: RunReplay, step: int) -> RunReplay | Refus
     )
 
 
+def _core_wait_frac(run: RunView, ranks: Sequence[int]) -> float:
+    """Of the time in which training threads could run the share that they waited for a core, 0 if unknown."""
+    threads = [one.training_thread for one in (run.job.ranks if run.job else ()) if one.rank in ranks]
+    waited = sum(one.get("waited_us", 0) for one in threads)
+    could = waited + sum(one.get("ran_us", 0) for one in threads)
+    return waited / could if could > 0 else 0.0
+
+
 def _replay_of(
     run: RunView, representative: RankDigest, step: int, *, lenient: bool = False
 ) -> RunReplay | Refusal:
@@ -193,6 +201,9 @@ def _replay_of(
     program = join_run(
         ranks, _decoded(there, step), tables, gradients, roles, run.matching, run.curves, spare
     )
+    if program.layout.is_cpu:
+        layout = replace(program.layout, core_wait_frac=_core_wait_frac(run, ranks))
+        program = program.edited(layout=layout)
     subject = ranks.index(representative.rank)
     assert representative.judged_step is not None
     step_ms = representative.judged_step.budget.window_ns / 1e6

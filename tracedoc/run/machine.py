@@ -25,15 +25,17 @@ class LoaderWindow:
     """What a data loader did in the captured steps, and since the first one.
 
     Since then it handed out ``batches``; ``waits_ms`` is how long training waited for each worker ("-1": for
-    nobody's), ``starts`` how often an iterator was made, in ``starts_ms`` together. In the captured steps
-    ``workers`` is what the kernel counted for each, ``fresh`` how many came. ``cpus`` are those that a worker
-    may use, ``tokens`` the real ones and the places of each batch. ``stacks`` are those of workers that make
-    batches, since each began: in ``made_ms`` together, and in ``disk_ms`` of it they waited for a disk.
+    nobody's), ``index_ms`` how long a sampler chose what comes next, ``starts`` how often an iterator was
+    made, in ``starts_ms`` together. In the captured steps ``workers`` is what the kernel counted for each,
+    ``fresh`` how many came. ``cpus`` are those that a worker may use, ``tokens`` the real ones and the places
+    of each batch. ``stacks`` are those of workers that make batches, since each began: in ``made_ms``
+    together, and in ``disk_ms`` of it they waited for a disk.
     """
 
     wall_us: int = 0
     batches: int = 0
     waits_ms: Mapping[str, float] = field(default_factory=dict)
+    index_ms: float | None = None
     workers: tuple[Counted, ...] = ()
     fresh: int = 0
     cpus: Cpus = frozenset()
@@ -152,6 +154,7 @@ def _loader(window: Entry, part: Entry) -> LoaderWindow:
         wall_us=value_at(entry, "wall_us", int) or 0,
         batches=value_at(job, "batches", int) or 0,
         waits_ms=values_at(entry_at(job, "waits_ms"), float),
+        index_ms=value_at(job, "index_ms", float),
         workers=tuple(values_at(one, int) for one in entries_at(entry, "workers")),
         fresh=value_at(entry, "fresh", int) or 0,
         cpus=frozenset().union(*map(parse_cpus, texts_at(entry, "cpus"))),

@@ -89,8 +89,8 @@ def as_predicted(requests: Sequence[Request], prediction: Prediction, of_ms: flo
     """A prediction as results keep it: what it saves of today's step, which takes ``of_ms``."""
     return Predicted(
         change=" + ".join(map(str, requests)),
-        step_ms=after(prediction.gain_ms, of_ms),
-        gain_ms=prediction.gain_ms,
+        step_ms=after(prediction.saves(of_ms), of_ms),
+        gain_ms=prediction.saves(of_ms),
         then_limited_by=prediction.limited_by,
         confidence=prediction.confidence,
         assumptions=prediction.assumptions,

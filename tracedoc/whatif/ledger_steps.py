@@ -13,6 +13,7 @@ from tracedoc.play.run_replay import WRONG, RunReplay, replay_other
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.topics.step.long_steps import SLOWER, late_ms_of, long_steps, why_long
+from tracedoc.topics.straggler.causes import IN_CODE, late_place
 from tracedoc.topics.straggler.late_ranks import stragglers
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown
@@ -67,11 +68,18 @@ def late_over_steps(run: RunView, cause: str) -> tuple[int, ...]:
 def recurring_ms(run: RunView) -> tuple[float, float]:
     """What late ranks do longer than their peers in nearly every step, in ms: surely, and likely.
 
-    Not sure is what they waited for a core. Both are 0 where none is late.
+    Not sure is what they waited for a core, which comes and goes with other processes: of a rank that is late
+    in a function that stacks name, what falls outside of it, if it waits as much in all of the step. Both are
+    0 where none is late.
     """
-    recurs = sum(float(habitual(np.maximum(one.excess_us, 0)).sum()) / 1e3 for one in stragglers(run))
-    waits = core_wait_ms.by_rank(run)
-    waited = sum(float(ms) for one in stragglers(run) if isinstance(ms := waits[str(one.rank)], float))
+    waits, lasts = core_wait_ms.by_rank(run), float(long_steps(run).length_ms.mean())
+    recurs = waited = 0.0
+    for one in stragglers(run):
+        mine = float(habitual(np.maximum(one.excess_us, 0)).sum()) / 1e3
+        recurs += mine
+        if isinstance(ms := waits[str(one.rank)], float):
+            named = one.cause in IN_CODE and late_place(run, one) is not None
+            waited += ms * (max(1.0 - mine / lasts, 0.0) if named else 1.0)
     return max(recurs - waited, 0.0), recurs
 
 

@@ -26,16 +26,22 @@ WIDENING = 0.5
 
 
 class Prediction(msgspec.Struct, frozen=True):
-    """What changes save of a step: low, likely and high, in milliseconds.
+    """What changes save of a replayed step of ``of_ms``: low, likely and high, in milliseconds.
 
     A step that does twice the work counts by half. ``limited_by`` is the resource with the largest share of
     the critical path then.
     """
 
     gain_ms: tuple[float, float, float]
+    of_ms: float
     limited_by: str
     confidence: str
     assumptions: tuple[str, ...] = ()
+
+    def saves(self, today_ms: float) -> tuple[float, float, float]:
+        """What they save of today's step: of one shorter than those that were replayed the same share."""
+        low, likely, high = (ms * min(today_ms / self.of_ms, 1.0) for ms in self.gain_ms)
+        return low, likely, high
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -160,6 +166,7 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes
         gained = as_unprofiled(as_runs_differ(gained, replay.step_ms), today, replay.own_frac)
     return Prediction(
         gain_ms=gained,
+        of_ms=today,
         limited_by=found[Scenario.LIKELY].limited_by,
         confidence=_confidence(replay, gained),
         assumptions=tuple(

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tracedoc.run.job import Job, RankJob
-from tracedoc.run.machine import Machine, parse_cpus
+from tracedoc.run.job import Job, Loader, RankJob
+from tracedoc.run.machine import LoaderWindow, Machine, parse_cpus
 from tracedoc.topics.host.placement import core_crowd, fair_cores, placement_line
 from tracedoc.values import Unknown
 
@@ -61,6 +61,20 @@ def run_of(
 )
 def test_masks_tell_who_takes_the_cores(allowed: tuple[str, ...], crowds: list[str]) -> None:
     assert list(core_crowd(run_of(*allowed, host=FOUR)).values()) == crowds
+
+
+@pytest.mark.parametrize(("wanted_us", "crowd"), [(900_000, "loader workers"), (100_000, "others")])
+def test_loader_workers_that_sleep_take_no_cores(wanted_us: int, crowd: str) -> None:
+    """Two workers for two cores, in a second of which they want a core for as long together."""
+    worker = {"ran_us": wanted_us // 2, "waited_us": 0}
+    machine = Machine(
+        allowed=parse_cpus("0-1"),
+        usable=parse_cpus("0-1"),
+        loader=LoaderWindow(wall_us=1_000_000, workers=(worker, worker)),
+    )
+    rank = RankJob(0, host="a", cores=2, threads=1, machine=machine, loader=Loader(workers=2))
+    run: Any = SimpleNamespace(job=Job((rank,)), digests=[SimpleNamespace(rank=0)])
+    assert core_crowd(run) == {"0": crowd}
 
 
 def test_ranks_of_other_hosts_take_no_cores() -> None:

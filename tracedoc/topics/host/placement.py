@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from tracedoc.facts.catalog import NO_MANIFEST, manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
-from tracedoc.run.machine import Cpus
+from tracedoc.run.machine import Cpus, LoaderWindow
 from tracedoc.topics.host.run import cpu_throttled_frac, crowded
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
@@ -17,6 +17,9 @@ NO_NODES = Unknown("the manifest has no NUMA nodes")
 
 BINDS_TO_NODES = (2, 9)
 """The version of torch from which torchrun knows ``--numa-binding``."""
+
+MOST_ASLEEP = 0.5
+"""Workers that want a core for less of the time leave it to the training thread mostly."""
 
 CROWDS = (
     "quota",
@@ -83,8 +86,8 @@ def core_crowd(run: RunView) -> dict[str, Value]:
 
     The container's "quota"; ranks "pinned together" to processors of which the host has others, or
     "pinned to few" of those; "more ranks than cores"; operators with more "threads" than there are cores
-    for each rank; "loader workers", more than its cores; "others" where it is none of these. "none" where its
-    cores are not known.
+    for each rank; "loader workers", as many as its cores or more, unless they were seen to sleep most of the
+    time; "others" where it is none of these. "none" where its cores are not known.
     """
 
     def crowd(rank: RankJob, sharing: Sequence[RankJob]) -> Value:
@@ -102,9 +105,16 @@ def core_crowd(run: RunView) -> dict[str, Value]:
             return "more ranks than cores"
         if crowded(run, rank.rank):
             return "threads"
-        return "loader workers" if (rank.loader.workers or 0) >= max(each, 1) else "others"
+        crowding = (rank.loader.workers or 0) >= max(each, 1) and not _workers_sleep(machine.loader)
+        return "loader workers" if crowding else "others"
 
     return {str(digest.rank): _of_rank(run, digest.rank, crowd) for digest in run.digests}
+
+
+def _workers_sleep(loader: LoaderWindow | None) -> bool:
+    """Whether the workers of a loader together were seen to want less than half a core."""
+    wanted = [one.get("ran_us", 0) + one.get("waited_us", 0) for one in loader.workers] if loader else []
+    return loader is not None and bool(wanted) and sum(wanted) < MOST_ASLEEP * loader.wall_us
 
 
 @run_fact(unit="text")

@@ -310,7 +310,7 @@ def script_code(run: RunView) -> dict[str, Value]:
     From the same sources as :func:`loader_code`; all ranks run one script, so that what the steps with stacks
     show counts for those whose own trace shows nothing, if each rank whose step was read is in that function.
     """
-    return {str(digest.rank): str(_script_place(run, digest.rank) or "none") for digest in run.digests}
+    return {str(digest.rank): str(script_place(run, digest.rank) or "none") for digest in run.digests}
 
 
 @run_fact(unit="ms", scope="rank", needs=("host_ops", unexplained_idle_ms))
@@ -347,7 +347,7 @@ def script_code_running_ms(run: RunView) -> dict[str, Value]:
     return _script_times(run, running, min)
 
 
-def _script_place(run: RunView, rank: int) -> CodePlace | None:
+def script_place(run: RunView, rank: int) -> CodePlace | None:
     """The place of a rank; where its trace has none, that of all steps with stacks."""
     digest = run.digest(rank)
     if not digest.is_cpu:
@@ -370,7 +370,7 @@ def _script_times(
                 for digest in run.digests
             }
         quiet.append(float(idle_ms) * share(digest))
-    places = {str(digest.rank): _script_place(run, digest.rank) for digest in run.digests}
+    places = {str(digest.rank): script_place(run, digest.rank) for digest in run.digests}
     return {rank: min(place.time_ns / 1e6, of(quiet)) if place else 0.0 for rank, place in places.items()}
 
 

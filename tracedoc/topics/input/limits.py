@@ -7,11 +7,24 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
-from tracedoc.topics.input.run import training_thread_busy_frac
+from tracedoc.topics.input.run import loader_index_frac, training_thread_busy_frac
+from tracedoc.topics.step.long_steps import long_step_kind
 from tracedoc.topics.step.rank import compute_ms, step_ms
+from tracedoc.topics.step.slow_steps import slow_code
 from tracedoc.values import Unknown, Value
 
-LIMITS = ("restarts", "swap", "memory", "one worker", "few cores", "CPU", "disk", "waiting", "none")
+LIMITS = (
+    "choosing",
+    "restarts",
+    "swap",
+    "memory",
+    "one worker",
+    "few cores",
+    "CPU",
+    "disk",
+    "waiting",
+    "none",
+)
 
 NO_WINDOW = Unknown("the manifest does not say what the loader did in the captured steps")
 FEW_BATCHES = Unknown("too few batches were counted to compare the workers")
@@ -99,13 +112,15 @@ def _pressed_frac(rank: RankJob, what: str) -> Value:
     values=LIMITS,
     needs=(
         *(loader_kind, training_thread_busy_frac, input_idle_ms, step_ms, compute_ms),
-        *(slowest_worker, io_wait_frac, memory_wait_frac),
+        *(slowest_worker, io_wait_frac, memory_wait_frac, loader_index_frac),
     ),
 )
 def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What keeps the data loader from being faster, where training waits for it.
 
-    Workers that are started anew ("restarts") in the captured steps; a host that swaps ("swap"), or takes
+    A sampler that takes most of the time to choose what comes next ("choosing"), which is the training
+    thread's work however many workers there are; workers that are started anew ("restarts") in the captured
+    steps; a host that swaps ("swap"), or takes
     pages back that are still used ("memory"), where the job waits for that half as long as training for the
     loader, as far as the kernel counts it; "one worker"
     that is waited for most; else what workers do for most of the time: run ("CPU"), wait for a core
@@ -117,6 +132,9 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     if rank is None or rank.machine.loader is None:
         return NO_WINDOW
     window = rank.machine.loader
+    chooses = loader_index_frac(rank)
+    if isinstance(chooses, float) and chooses > BUSY:
+        return "choosing"
     if short := _short_of_memory(rank, digest):
         return short
     kind = loader_kind.of(digest)
@@ -209,6 +227,13 @@ def loader_cold_frac(rank: RankJob) -> Value:
     total = sum(one.get("rchar", 0) for one in workers)
     disk = sum(one.get("read_bytes", 0) for one in workers)
     return min(disk / total, 1.0) if total else NO_WINDOW
+
+
+@run_fact(unit="bool", needs=(long_step_kind,))
+def slow_loading_captured(run: RunView) -> bool:
+    """Whether slow steps of the log wait for workers of the loader, and so does the longest captured one."""
+    found = slow_code(run)
+    return found is not None and found.doing == "loading" and long_step_kind(run) == "input"
 
 
 # -- padding

@@ -42,6 +42,16 @@ def input_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     return idle_of_cause(timeline, "input")
 
 
+@rank_fact(unit="ms", needs=("host_ops", loader_kind), interval="the host fetches a batch")
+def loading_ms(timeline: RankTimeline) -> Spans | Unknown:
+    """Time of the median step that the host is in the data loader, with the device idle or not."""
+    if timeline.judged is None:
+        return NO_STEP
+    if loader_kind(timeline) == NO_LOADER:
+        return NO_LOADER
+    return timeline.host_delays.input.clip(timeline.judged.start_ns, timeline.judged.end_ns)
+
+
 # -- copies from pageable memory
 
 

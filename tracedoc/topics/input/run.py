@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from math import ceil
 
 from tracedoc.facts.catalog import manifest_fact, run_fact
 from tracedoc.ranks.code_places import NAMED_SHARE
@@ -13,11 +14,12 @@ from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.script_code import CodePlace, place_of_frame, place_of_stack
 from tracedoc.topics.capture.run import recorded
 from tracedoc.topics.host.run import places_in_idle_time
-from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
+from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind, loading_ms
+from tracedoc.topics.step.rank import step_ms
 from tracedoc.values import Unknown, Value
 
 MOST_WORKERS = 8
-"""So many workers of a rank are suggested at most, and where its cores are not known."""
+"""So many workers of a rank are suggested at most."""
 
 LEAST_BUSY = 1 / MOST_WORKERS
 """Of a thread that is busy less, more than the most workers would be suggested."""
@@ -38,18 +40,24 @@ def training_thread_busy_frac(rank: RankJob) -> Value:
     return min(busy_us / 1000 / (steps * rank.during.median_ms), 1.0)
 
 
-@run_fact(unit="count", scope="rank", needs=(loader_kind, training_thread_busy_frac))
+@run_fact(
+    unit="count",
+    scope="rank",
+    needs=(loader_kind, loading_ms, input_idle_ms, step_ms, training_thread_busy_frac),
+)
 def suggested_loader_workers(run: RunView) -> dict[str, int]:
-    """Workers for which a rank has cores: its share of those that it may use, less one for training itself.
+    """Workers that make batches as fast as training takes them, at most as many as a rank has cores for.
 
-    Ranks of a host that name the same cores share them evenly. Samples that the training thread makes while
-    it sleeps most of the time (``training_thread_busy_frac``) need no core of their own: then as many workers
-    share one. From 1 to 8; 8 without a manifest.
+    A batch takes as long as the training thread is in its loader (:func:`loading_ms`), or as workers take
+    from one to the next where training waits for them; this / the step without waiting, rounded up. A rank
+    has its share of the cores that it may use, less one for training itself; ranks of a host that name the
+    same cores share them evenly. Samples that the training thread makes while it sleeps most of the time
+    (``training_thread_busy_frac``) need no core of their own: then as many workers share one. From 1 to 8.
     """
     by_rank = {one.rank: one for one in run.job.ranks} if run.job is not None else {}
     sharing = Counter((one.host, one.affinity) for one in by_rank.values())
 
-    def workers(digest: RankDigest) -> int:
+    def room(digest: RankDigest) -> int:
         one = by_rank.get(digest.rank)
         if one is None or one.cores is None:
             return MOST_WORKERS
@@ -58,7 +66,30 @@ def suggested_loader_workers(run: RunView) -> dict[str, int]:
         share = 1.0 if isinstance(busy, Unknown) else max(float(busy), LEAST_BUSY)
         return min(int(free / share), MOST_WORKERS)
 
-    return {str(digest.rank): workers(digest) for digest in run.digests}
+    return {str(digest.rank): min(_needed_workers(run, digest), room(digest)) for digest in run.digests}
+
+
+def _needed_workers(run: RunView, digest: RankDigest) -> int:
+    """Workers that keep up with training, by the analysed step; the most where it does not tell."""
+    length, idle, makes = (fact.of(digest) for fact in (step_ms, input_idle_ms, loading_ms))
+    if not isinstance(length, float) or not isinstance(idle, float) or not isinstance(makes, float):
+        return MOST_WORKERS
+    if loader_kind.of(digest) != LOADERS["single_process"]:
+        today = _workers_of_today(run, digest)
+        if isinstance(today, Unknown):
+            return MOST_WORKERS
+        makes = today * length
+    return max(ceil(makes / max(length - idle, length / MOST_WORKERS)), 1)
+
+
+def _workers_of_today(run: RunView, digest: RankDigest) -> int | Unknown:
+    """How many processes make a rank's batches: its workers, or the training thread alone."""
+    kind = loader_kind.of(digest)
+    if isinstance(kind, Unknown):
+        return kind
+    rank = run.job.rank(digest.rank) if run.job is not None else None
+    today = 1 if kind != LOADERS["workers"] else rank.loader.workers if rank is not None else None
+    return today or Unknown("the manifest has no DataLoader")
 
 
 @run_fact(unit="text")
@@ -86,14 +117,8 @@ def suggested_loader_interval_frac(run: RunView) -> dict[str, Value]:
     suggested = suggested_loader_workers(run)
 
     def pace(digest: RankDigest) -> Value:
-        kind = loader_kind.of(digest)
-        if isinstance(kind, Unknown):
-            return kind
-        rank = run.job.rank(digest.rank) if run.job is not None else None
-        today = 1 if kind != LOADERS["workers"] else rank.loader.workers if rank is not None else None
-        if not today:
-            return Unknown("the manifest has no DataLoader")
-        return min(today / suggested[str(digest.rank)], 1.0)
+        today = _workers_of_today(run, digest)
+        return today if isinstance(today, Unknown) else min(today / suggested[str(digest.rank)], 1.0)
 
     return {str(digest.rank): pace(digest) for digest in run.digests}
 
@@ -148,24 +173,18 @@ def _reads_all(rank: RankJob) -> bool | Unknown:
 
 @manifest_fact(unit="fraction")
 def loader_index_frac(rank: RankJob) -> Value:
-    """Share of the training thread's time in data loaders in which a sampler chooses what comes next.
+    """Share of the training thread's time in its data loader in which a sampler chooses what comes next.
 
-    From the sampled steps of the rank. The thread that trains does so however many workers there are.
+    Of all steps since the first one. The thread that trains does so however many workers there are.
     """
-    stacks = [one for step in rank.samples.sampled for one in step.stacks]
-    loads = [
-        (ms, frames) for ms, frames in stacks if any(_LOADER in one and _NEXT_BATCH in one for one in frames)
-    ]
-    total = sum(ms for ms, _ in loads)
-    if not total:
-        return Unknown("no sampled stack is in a data loader")
-    return sum(ms for ms, frames in loads if any(_NEXT_INDEX in one for one in frames)) / total
+    window = rank.machine.loader
+    total = sum(window.waits_ms.values()) if window is not None else 0.0
+    if window is None or window.index_ms is None or total <= 0:
+        return Unknown("the manifest does not say how long samplers chose")
+    return min(window.index_ms / total, 1.0)
 
 
 _NO_LOADER = "the manifest has no DataLoader"
-
-_LOADER, _NEXT_BATCH, _NEXT_INDEX = "data/dataloader.py(", "): __next__@", "): _next_index@"
-"""Frames of torch's loader that ask for a batch, and for the indices of its samples."""
 
 
 # -- the function of the script

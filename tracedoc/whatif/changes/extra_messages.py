@@ -15,6 +15,10 @@ SHARE_BESIDE = (1.0, 0.5, 0.0)
 """What goes with the messages of the host's time between two of them, and of as much before the first and
 after the last: values are made, reduced and read there."""
 
+WAITS_FOR_CORES = (1.0, 0.5, 0.0)
+"""What of the waits for cores goes on CPUs with as large a share of the messages: each of them wakes threads
+that take the cores of operators. Of two jobs all of it did, of another none."""
+
 
 def no_extra_messages(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Let ranks exchange nothing but what training needs, and the host not wait for it."""
@@ -26,8 +30,15 @@ def no_extra_messages(program: RunProgram, arguments: Arguments) -> RunProgram |
     own = program.own.copy()
     own[layout.cause_to[waits]] = 0
     edited = without_collectives(program, extra)
-    lag = program.lag - _taken(program, extra, waits)
-    return edited.edited(lag=lag, own=own, active=edited.active & ~waits)
+    lag, dur = program.lag - _taken(program, extra, waits), program.dur
+    if layout.core_wait_frac > 0:
+        share = extra.sum() / program.launched.sum() * of_scenario(program.scenario, *WAITS_FOR_CORES)
+        stays = 1.0 - layout.core_wait_frac * share
+        lag, dur = (
+            np.rint(lag * stays).astype(np.int64),
+            np.rint(np.where(layout.computes, dur * stays, dur)).astype(np.int64),
+        )
+    return edited.edited(lag=lag, own=own, dur=dur, active=edited.active & ~waits)
 
 
 def _taken(program: RunProgram, extra: Mask, waits: Mask) -> Int64Array:

@@ -222,7 +222,7 @@ CHANGES = (
                 "ms", "the time in ms that it takes in a step, on the rank where it takes least", None, 0.0
             ),
         ),
-        "what it makes is not needed in the step",
+        "the step does not need what it makes, or finds it made",
     ),
     Change("calm-allocator", "device memory is neither allocated nor freed in the step", calm_allocator),
     Change(
