@@ -57,6 +57,9 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 """Families of causes, and causes: what rules may name."""
 
 
+WORTH = 0.02
+"""A cause below this share of the step is not told: runs of one job differ by as much."""
+
 HIDDEN_BELOW, SHARED_ABOVE = 0.5, 1.1
 """A cause is hidden by another if it gives less than this share of its part of the step alone, and costs time
 that others cost as well if it gives more than that."""

@@ -23,7 +23,7 @@ LOOPED = settings(max_examples=6, derandomize=True)
 def steps_of(program: RunProgram) -> np.ndarray:
     """Return the length of each rank's steady step."""
     graph = find_sync_graph(program)
-    weights = weigh(graph, program, reduce_stretches(graph, program))
+    weights = weigh(graph, program, reduce_stretches(graph, [program])[0])
     return solve(make_plan(graph), [program], weights[:, None]).step_ns[:, 0]
 
 
@@ -111,7 +111,7 @@ def test_another_clock_does_not_matter(seed: int, later_ns: int):
 def test_segments_are_the_kernel_loop(seed: int):
     program = join_ranks(draw_ranks(seed))
     graph = find_sync_graph(program)
-    weights = weigh(graph, program, reduce_stretches(graph, program))
+    weights = weigh(graph, program, reduce_stretches(graph, [program])[0])
     solution = solve(make_plan(graph), [program], weights[:, None])
     starts = solution.times[graph.start_base : graph.join_base, 0]
     ends = ends_after(program, solution.periods)[graph.meeting]

@@ -23,7 +23,7 @@ def ends_by_rank(program: RunProgram, ends: np.ndarray) -> list[int]:
 def test_segments_equal_the_kernel_loop(seed):
     program = draw_run(seed)
     graph = find_sync_graph(program)
-    weights = weigh(graph, program, reduce_stretches(graph, program))
+    weights = weigh(graph, program, reduce_stretches(graph, [program])[0])
     solution = solve(make_plan(graph), [program], weights[:, None])
     played = play_loop(program, solution.periods)
     if not program.layout.periodic:
@@ -55,7 +55,7 @@ def test_programs_are_played_together_as_alone():
     changed = program.edited(dur=program.dur * 2)
     graph = find_sync_graph(program)
     plan = make_plan(graph)
-    weights = [weigh(graph, one, reduce_stretches(graph, one)) for one in (program, changed)]
+    weights = [weigh(graph, one, reduce_stretches(graph, [one])[0]) for one in (program, changed)]
     together = solve(plan, [program, changed], np.stack(weights, axis=1))
     alone = [
         solve(plan, [one], weight[:, None]) for one, weight in zip((program, changed), weights, strict=True)

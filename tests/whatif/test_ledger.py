@@ -17,7 +17,9 @@ from tracedoc.diagnosis_json import from_json, to_json
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.pipeline import Options
 from tracedoc.testing import TraceBuilder
-from tracedoc.whatif.ledger import Entry, Weights, alone_of, find_partners, make_ledger, split_by_size
+from tracedoc.whatif.ledger import alone_of, make_ledger
+from tracedoc.whatif.ledger_entries import Entry, Weights, split_by_size
+from tracedoc.whatif.ledger_pairs import find_pairs, related
 from tracedoc.whatif.ledger_steps import StepsApart
 
 MIB = 1 << 20
@@ -244,6 +246,12 @@ def test_two_limits_of_equal_length_hide_each_other(tmp_path):
     assert launches.partner.startswith("link.")
 
 
+def partners_of(entries, gains):
+    pairs = find_pairs(entries, step_ms=100.0)
+    partners, _ = related(SimpleNamespace(gains=gains), entries, pairs)
+    return partners
+
+
 def test_the_partner_of_a_cause_is_what_hides_it_and_not_what_gives_most():
     """Launches and the link give 36 ms only together; input gives 60 ms, with or without either."""
     alone = {"host.launch": 0.0, "link.transfer": 0.0, "input.wait": 60.0}
@@ -258,7 +266,7 @@ def test_the_partner_of_a_cause_is_what_hides_it_and_not_what_gives_most():
         Entry(name, share, Weights(alone[name], share), (SimpleNamespace(name=name),))
         for name, share in shares.items()
     ]
-    assert find_partners(SimpleNamespace(gains=gains), entries) == {
+    assert partners_of(entries, gains) == {
         "host.launch": "link.transfer",
         "link.transfer": "host.launch",
     }
@@ -287,7 +295,27 @@ def test_a_cause_hides_behind_what_is_worth_half_of_its_share(alone_ms, both_ms,
         Entry(name, share, Weights(alone[name], share), (SimpleNamespace(name=name),))
         for name, share in shares.items()
     ]
-    assert find_partners(SimpleNamespace(gains=gains), entries) == partners
+    assert partners_of(entries, gains) == partners
+
+
+def test_two_causes_cost_the_same_time_where_both_give_little_more_than_one():
+    """Launches or syncs give 20 ms, both 22, so that each has 11; what costs little is apart."""
+    alone = {"host.launch": 20.0, "host.sync": 20.0, "input.wait": 4.0}
+
+    def gains(lists):
+        names = [{one.name for one in removals} for removals in lists]
+        assert not any("input.wait" in asked for asked in names)
+        return [22.0] * len(names)
+
+    shares = {"host.launch": 11.0, "host.sync": 11.0, "input.wait": 4.0}
+    entries = [
+        Entry(name, share, Weights(alone[name], share), (SimpleNamespace(name=name),))
+        for name, share in shares.items()
+    ]
+    pairs = find_pairs(entries, step_ms=100.0)
+    partners, sharers = related(SimpleNamespace(gains=gains), entries, pairs)
+    assert not partners
+    assert sharers == {"host.launch": "host.sync", "host.sync": "host.launch"}
 
 
 def test_parts_of_a_step_that_is_shorter_than_its_replay_are_scaled_to_it(tmp_path, monkeypatch):

@@ -17,17 +17,17 @@ from tracedoc.judge.severity import (
     INHERENT,
     TOO_SMALL,
     WARNING_SHARE,
-    WORTH,
     WORTH_DOUBLING,
     severity_by_ledger,
 )
 from tracedoc.judge.wording import before_full_stop
-from tracedoc.ledger import SHARED_ABOVE, UNSPLIT, Ledger, LedgerCause, Range
+from tracedoc.ledger import SHARED_ABOVE, UNSPLIT, WORTH, Ledger, LedgerCause, Range
 from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent
 from tracedoc.whatif.larger_batch import larger_batch, per_step_causes
+from tracedoc.whatif.ledger import play_together
 
 ALIKE = 0.5
 """A cause without a known fix comes after one that has one, where that costs at least this share of it."""
@@ -205,6 +205,8 @@ def concluded(
         return _as_bounded(judgement, measurements), ledger
     claimed = _Claimed(ledger)
     claims, others = _claims(judgement, ledger, measurements)
+    priced_alone = (one for one in claims if not (one.saves or one.unknown or _beyond(one.rule)))
+    play_together(measurements.run, [[cause.id for cause in one.causes] for one in priced_alone])
     priced = [_Priced(one) for one in others]
     dropped: dict[str, _Dropped] = {}
     warm_up = warm_up_frac(ledger, measurements)

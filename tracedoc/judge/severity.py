@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from tracedoc.diagnosis import SEVERITIES
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.rule import Rule
-from tracedoc.ledger import Ledger, LedgerCause, Range
+from tracedoc.ledger import WORTH, Ledger, LedgerCause, Range
 
 CRITICAL_SHARE = 0.15
 WARNING_SHARE = 0.05
 """A finding is critical or a warning from this share of the step on."""
-
-WORTH = 0.02
-"""A cause below this share of the step is not told: runs of one job differ by as much."""
 
 COVERED = 0.5
 """A finding gives way where others tell at least this share of what its causes cost, and a cause is told

@@ -9,8 +9,8 @@ from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
-from tracedoc.judge.severity import INHERENT, WORTH
-from tracedoc.ledger import Ledger, LedgerCause
+from tracedoc.judge.severity import INHERENT
+from tracedoc.ledger import WORTH, Ledger, LedgerCause
 from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_between, format_ms, format_percent, format_step_change, lowered

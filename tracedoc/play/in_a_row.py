@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ class Row:
             self._events.source(step, one.cause_from, one.cause_back) for step, one in enumerate(layouts)
         ]
         self._kept = [there for _, there in sources]
-        self._first: dict[tuple[Scenario, str], tuple[list[Column], Column]] = {}
+        self._first: dict[tuple[Scenario, str], tuple[list[Any], Any]] = {}
         self._layout = self._joined_layout([source for source, _ in sources])
         self._base: RunProgram
         self.mean_ns: dict[Scenario, float] = {}
@@ -63,22 +63,23 @@ class Row:
         """
         scenario = programs[0].scenario
 
-        def of(name: str, entries: _Entries) -> Column:
-            columns = [getattr(one, name) for one in programs]
-            known, whole = self._first.get((scenario, name), (columns, None))
-            if whole is not None and all(one is other for one, other in zip(columns, known, strict=True)):
+        def of(name: str, put: Callable[[list[Any]], Any]) -> Any:
+            given = [getattr(one, name) for one in programs]
+            known, whole = self._first.get((scenario, name), (given, None))
+            if whole is not None and all(one is other for one, other in zip(given, known, strict=True)):
                 return whole
-            made = self._behind(columns) if name == "lag" else entries.put(columns)
-            self._first.setdefault((scenario, name), (columns, made))
+            made = put(given)
+            self._first.setdefault((scenario, name), (given, made))
             return made
 
         return RunProgram(
             layout=self._layout,
-            **{name: of(name, self._points) for name in ("lag", "own", "ready")},
-            **{name: of(name, self._events) for name in ("dur", "delay")},
-            **{name: of(name, self._parts) for name in ("transfer", "joined", "launched")},
-            active=self._of_causes([one.active for one in programs]),
-            extra=self._extra([one.extra for one in programs]),
+            lag=of("lag", self._behind),
+            **{name: of(name, self._points.put) for name in ("own", "ready")},
+            **{name: of(name, self._events.put) for name in ("dur", "delay")},
+            **{name: of(name, self._parts.put) for name in ("transfer", "joined", "launched")},
+            active=of("active", self._of_causes),
+            extra=of("extra", self._extra),
             contention=float(np.mean([one.contention for one in programs])),
             scenario=scenario,
         )

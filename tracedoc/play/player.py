@@ -99,7 +99,7 @@ class Player:
 
     def _play_alike(self, plan: Plan, programs: list[RunProgram]) -> list[Played]:
         graph = plan.graph
-        stretches = [self._stretches(graph, program) for program in programs]
+        stretches = self._stretches(graph, programs)
         weights = np.stack(
             [weigh(graph, program, one) for program, one in zip(programs, stretches, strict=True)], axis=1
         )
@@ -138,18 +138,25 @@ class Player:
         if key not in self._overlap:
             untied = replace(program.extra, lag_ns=np.full_like(program.extra.lag_ns, NEVER))
             base = self._bases[program.scenario].edited(extra=untied)
-            weights = weigh(plan.graph, base, self._stretches(plan.graph, base))
+            (stretches,) = self._stretches(plan.graph, [base])
+            weights = weigh(plan.graph, base, stretches)
             solution = solve(plan, [base], weights[:, None])
             self._overlap[key] = find_overlap(plan.graph, base, solution.times[:, 0], solution.before[:, 0])
         return self._overlap[key]
 
-    def _stretches(self, graph: SyncGraph, program: RunProgram) -> Stretches:
-        """Reduce the stretches of a program; one with the lags and durations of its base shares them."""
+    def _stretches(self, graph: SyncGraph, programs: Sequence[RunProgram]) -> list[Stretches]:
+        """Reduce the stretches of programs; those with the lags and durations of their base share them."""
+        found = [self._known_stretches(graph, program) for program in programs]
+        new = [program for program, known in zip(programs, found, strict=True) if known is None]
+        made = iter(reduce_stretches(graph, new) if new else ())
+        return [next(made) if known is None else known for known in found]
+
+    def _known_stretches(self, graph: SyncGraph, program: RunProgram) -> Stretches | None:
         base = self._bases.get(program.scenario)
         columns = ("lag", "dur", "delay", "launched")
         if base is None or any(getattr(base, name) is not getattr(program, name) for name in columns):
-            return reduce_stretches(graph, program)
+            return None
         key = program.extra.shape, program.scenario
         if key not in self._reduced:
-            self._reduced[key] = reduce_stretches(graph, program)
+            (self._reduced[key],) = reduce_stretches(graph, [program])
         return self._reduced[key]

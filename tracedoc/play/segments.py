@@ -8,6 +8,7 @@ work from there on. A stretch of thousands of kernels so becomes a few edges, wi
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -331,54 +332,61 @@ class Slowdown(msgspec.Struct, frozen=True, eq=False):
     itself: npt.NDArray[np.float64]
 
 
-def reduce_stretches(graph: SyncGraph, program: RunProgram) -> Stretches:
-    """Return the max-plus maps of all stretches; as long as lags and durations stay, they do."""
-    unlaunched = program.layout.joins.event[~program.launched]
-    parts = [_reduced(graph, program, block, unlaunched) for block in graph.blocks]
-    return Stretches(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+def reduce_stretches(graph: SyncGraph, programs: Sequence[RunProgram]) -> list[Stretches]:
+    """The max-plus maps of all stretches of each program; as long as lags and durations stay, they do."""
+    parts = [list(_reduced(graph, programs, block)) for block in graph.blocks]
+    return [
+        Stretches(*(np.concatenate(columns) for columns in zip(*of_blocks, strict=True)))
+        for of_blocks in zip(*parts, strict=True)
+    ]
 
 
 def _reduced(
-    graph: SyncGraph, program: RunProgram, block: Block, unlaunched: Index
-) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return the columns of :class:`Stretches` for one block; indices in it count from its beginning."""
-    layout, points, events, mine = program.layout, block.points, block.events, block.meetings
-    offset = _offsets(graph, program, points)
+    graph: SyncGraph, programs: Sequence[RunProgram], block: Block
+) -> Iterator[tuple[npt.NDArray[np.int64], ...]]:
+    """The columns of :class:`Stretches` for one block, of each program; indices count from its beginning."""
+    layout, points, events, mine = programs[0].layout, block.points, block.events, block.meetings
     low, high = np.searchsorted(graph.sampled, (points.start, points.stop))
-    sample = offset[graph.sampled[low:high] - points.start]
+    sampled = graph.sampled[low:high] - points.start
     meeting = graph.meeting[mine] - events.start
     before = graph.stretch_from[mine] - mine.start
-    work = program.dur[events].copy()
-    work[meeting] = 0
-    delay = program.delay[events]
-    cost = layout.gap[events] + delay + work
-    passed = np.cumsum(cost, dtype=np.int64)
-    computed = np.cumsum(np.where(layout.computes_of(events), work, 0), dtype=np.int64)
-    through = passed[meeting] - passed[meeting[before]]
-    in_stretch = computed[meeting] - computed[meeting[before]]
     opening = np.flatnonzero(before >= np.arange(before.size))
-    through[opening] = cost[meeting[opening]]
-    in_stretch[opening] = 0
-
+    opened, from_meeting = meeting[opening], meeting[before]
+    computes, gap = layout.computes_of(events), layout.gap[events]
     launch = layout.point[events]
     event = np.flatnonzero(launch >= 0)
-    if event.size == 0:
-        none = np.empty(0, dtype=np.int64)
-        return through, none, sample, none, in_stretch, none
-    begins = graph.run_start[block.runs]
+    launch = launch[event] - points.start
+    begins = graph.run_start[block.runs] if event.size else np.empty(0, dtype=np.intp)
     run = np.repeat(np.arange(begins.size), np.diff(np.append(begins, event.size)))
     closes = graph.meeting[graph.run_closes[block.runs]] - events.start
-    launch = launch[event] - points.start
-    reached = offset[launch] + layout.launch_lag[events][event]
-    reached += passed[closes][run] - passed[event] + work[event] + delay[event]
-    idle = unlaunched[(unlaunched >= events.start) & (unlaunched < events.stop)] - events.start
-    if idle.size:
-        reached[np.isin(event, idle)] = NEVER
-    host = np.maximum.reduceat(reached, begins)
-    deciding = np.flatnonzero(reached == host[run])
-    latest = event[deciding[np.searchsorted(run[deciding], np.arange(host.size))]]
-    host_work = computed[closes] - computed[latest] + (work * layout.computes_of(events))[latest]
-    return through, host, sample, latest + events.start, in_stretch, host_work
+    launch_lag = layout.launch_lag[events][event]
+    for program in programs:
+        offset = _offsets(graph, program, points)
+        work = program.dur[events].copy()
+        work[meeting] = 0
+        delay = program.delay[events]
+        cost = gap + delay + work
+        passed = np.cumsum(cost, dtype=np.int64)
+        computed = np.cumsum(np.where(computes, work, 0), dtype=np.int64)
+        through = passed[meeting] - passed[from_meeting]
+        in_stretch = computed[meeting] - computed[from_meeting]
+        through[opening] = cost[opened]
+        in_stretch[opening] = 0
+        if event.size == 0:
+            none = np.empty(0, dtype=np.int64)
+            yield through, none, offset[sampled], none, in_stretch, none
+            continue
+        reached = offset[launch] + launch_lag
+        reached += passed[closes][run] - passed[event] + work[event] + delay[event]
+        unlaunched = layout.joins.event[~program.launched]
+        idle = unlaunched[(unlaunched >= events.start) & (unlaunched < events.stop)] - events.start
+        if idle.size:
+            reached[np.isin(event, idle)] = NEVER
+        host = np.maximum.reduceat(reached, begins)
+        deciding = np.flatnonzero(reached == host[run])
+        latest = event[deciding[np.searchsorted(run[deciding], np.arange(host.size))]]
+        host_work = computed[closes] - computed[latest] + (work * computes)[latest]
+        yield through, host, offset[sampled], latest + events.start, in_stretch, host_work
 
 
 def _offsets(graph: SyncGraph, program: RunProgram, points: slice) -> Int64Array:

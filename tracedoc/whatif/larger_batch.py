@@ -18,7 +18,8 @@ from tracedoc.values import Unknown
 from tracedoc.whatif.changes.change import Arguments, NotApplicable
 from tracedoc.whatif.changes.kernels import double_batch
 from tracedoc.whatif.changes.registry import parse_request
-from tracedoc.whatif.ledger import Entry, book_of, taken_by
+from tracedoc.whatif.ledger import book_of
+from tracedoc.whatif.ledger_entries import Entry, taken_by
 from tracedoc.whatif.predictions import predict
 from tracedoc.whatif.removal import without
 

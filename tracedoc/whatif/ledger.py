@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE, Ledger, LedgerCause, Range
+from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_closest
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Group
 from tracedoc.values import once
-from tracedoc.whatif.ledger_causes import Family, find_families
+from tracedoc.whatif.ledger_causes import SPLIT_FROM, find_families
+from tracedoc.whatif.ledger_entries import Entry, find_entries, taken_by
+from tracedoc.whatif.ledger_pairs import find_pairs, related
 from tracedoc.whatif.ledger_places import place_of, ranks_of, taken_by_rank
 from tracedoc.whatif.ledger_plays import Plays
 from tracedoc.whatif.ledger_steps import (
@@ -29,44 +31,8 @@ from tracedoc.whatif.ledger_steps import (
 from tracedoc.whatif.predictions import WIDENING, run_replay
 from tracedoc.whatif.removal import OverSteps
 
-SPLIT_FROM = 0.005
-"""Families that cost less than this share of the step are not split; no range is played for such causes."""
-
 RANKS, SLOW, INPUT = "ranks", "slow_steps", "input.wait"
 """The family of ranks that are slower than their peers, and causes that other steps show."""
-
-
-class Weights(msgspec.Struct, frozen=True):
-    """What a cause costs alone, and last: if all others were gone; in ms."""
-
-    alone: float
-    last: float
-
-    @property
-    def size(self) -> float:
-        """The middle of both, 0 at least."""
-        return max((self.alone + self.last) / 2, 0.0)
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """A cause before it is told: its part of the step, its weights, and what it takes."""
-
-    id: str
-    share: float
-    weights: Weights
-    removals: tuple[OverSteps, ...]
-    of_whole: float = 1.0
-    """What it is of its removals' gain: what remains of a family is a part of what the family gives."""
-    members: Mapping[str, OverSteps] = {}
-    """Of what remains of a family: the members that it is without, by id."""
-
-
-def split_by_size(total: float, weights: Mapping[str, Weights]) -> dict[str, float]:
-    """What each takes of a total, in proportion to their sizes; equally where none has any."""
-    whole = sum(one.size for one in weights.values())
-    if whole <= 0:
-        return {name: total / len(weights) for name in weights}
-    return {name: total * one.size / whole for name, one in weights.items()}
 
 
 def _first_replay(run: RunView) -> RunReplay | Refusal:
@@ -86,7 +52,7 @@ class Book(msgspec.Struct, frozen=True):
     ledger: Ledger
     replays: tuple[RunReplay, ...] = ()
     entries: tuple[Entry, ...] = ()
-    plays: Mapping[Scenario, Plays] = {}
+    plays: Plays | None = None
 
 
 def make_ledger(run: RunView) -> Ledger:
@@ -102,17 +68,18 @@ def alone_of(run: RunView, ids: tuple[str, ...]) -> Range | None:
     """
     book = book_of(run)
     causes = {one.id: one for one in book.ledger.causes if one.id in ids}
-    if not book.replays or not causes:
+    if book.plays is None or not causes:
         return None
     if len(causes) == 1:
         return next(iter(causes.values())).alone_ms
-    gains = {scenario: _gain_of(book, causes, scenario) for scenario in book.plays}
+    play_together(run, [ids])
+    gains = {scenario: _gain_of(book, causes, scenario) for scenario in Scenario}
     least = max(one.alone_ms[0] for one in causes.values())
     likely = max(gains[Scenario.LIKELY], *(one.alone_ms[1] for one in causes.values()))
     spread = min(_error_ms(book.replays), likely)
     late = [name for name in causes if name.startswith(RANKS)]
     spread += late_error_ms(run) if late else 0.0
-    best = max(_gain_of(book, causes, scenario, at_best=True) for scenario in book.plays)
+    best = max(_gain_of(book, causes, scenario, at_best=True) for scenario in Scenario)
     low, high = max(min(gains.values()) - spread, least), max(*gains.values(), best) + spread
     if len(late) == len(causes):
         low, likely, high = _recurring(run, (low, likely, high))
@@ -126,14 +93,12 @@ def likely_of(run: RunView, sets: Sequence[tuple[str, ...]]) -> list[float]:
     The sets grow, each holds the one before it: none saves less than that, and none more than all causes.
     """
     book = book_of(run)
-    if book.replays:
-        mine = [[one for one in book.entries if one.id in ids] for ids in sets]
-        book.plays[Scenario.LIKELY].gains([taken_by(one) for one in mine])  # at once, and then known
+    play_together(run, sets, [Scenario.LIKELY])
     found, least = [], 0.0
     for ids in sets:
         causes = {one.id: one for one in book.ledger.causes if one.id in ids}
         likely = max((one.alone_ms[1] for one in causes.values()), default=0.0)
-        if len(causes) > 1 and book.replays:
+        if len(causes) > 1 and book.plays is not None:
             likely = max(_gain_of(book, causes, Scenario.LIKELY), likely)
             if all(name.startswith(RANKS) for name in causes):
                 likely = _recurring(run, (0.0, likely, likely))[1]
@@ -149,36 +114,44 @@ def _gain_of(
     mine = [one for one in book.entries if one.id in causes]
     apart = [causes[one.id].alone_ms[1] - one.weights.alone for one in mine]
     apart += [causes[name].alone_ms[1] for name in causes if name not in {one.id for one in mine}]
-    plays = book.plays[scenario]
-    return (plays.gains([taken_by(mine)])[0] if at_best else _together(plays, mine)) + sum(apart)
+    assert book.plays is not None
+    gain, *members = book.plays.gains(_together(mine), scenario)
+    if not at_best:
+        stay = zip(members[::2], members[1::2], strict=True)
+        gain = max(gain - sum(max(without_all - without, 0.0) for without_all, without in stay), 0.0)
+    return gain + sum(apart)
 
 
-def _together(plays: Plays, entries: Sequence[Entry]) -> float:
-    """What causes of the replayed step give together, in ms.
+def play_together(
+    run: RunView, sets: Iterable[Collection[str]], scenarios: Iterable[Scenario] = Scenario
+) -> None:
+    """Play a run without each of several sets of causes at once, so that it is known what each set gives."""
+    book = book_of(run)
+    if book.plays is None:
+        return
+    of_sets = [[one for one in book.entries if one.id in ids] for ids in sets if len(ids) > 1]
+    lists = [one for entries in of_sets for one in _together(entries)]
+    book.plays.play((scenario, one) for scenario in scenarios for one in lists)
 
-    What remains of a family goes with the whole of it: members that stay are measured beside the others.
+
+def _together(entries: Sequence[Entry]) -> list[list[OverSteps]]:
+    """What is played to know what causes of the replayed step give together: all of them, and pairs.
+
+    What remains of a family goes with the whole of it. What its members that stay give, measured beside the
+    others, is what the first of a pair gives more than the second.
     """
-    (gain,) = plays.gains([taken_by(entries)])
+    lists = [taken_by(entries)]
     for rest in entries:
-        if not rest.members:
-            continue
-        beside = [one for one in entries if one is not rest and one.id not in rest.members]
-        asked = [one for one in entries if one.id in rest.members]
-        without_all, without_asked = plays.gains(
-            [[*taken_by(beside), *rest.members.values()], taken_by([*beside, *asked])]
-        )
-        gain -= max(without_all - without_asked, 0.0)
-    return max(gain, 0.0)
+        if rest.members:
+            beside = [one for one in entries if one is not rest and one.id not in rest.members]
+            asked = [one for one in entries if one.id in rest.members]
+            lists += [[*taken_by(beside), *rest.members.values()], taken_by([*beside, *asked])]
+    return lists
 
 
 def _error_ms(replays: Sequence[RunReplay]) -> float:
     """By how much what is predicted for the mean step may be wrong, as the replays' own errors say."""
     return WIDENING * sum(one.model_error_frac * one.step_ms for one in replays) / len(replays)
-
-
-def taken_by(entries: Iterable[Entry]) -> list[OverSteps]:
-    """The removals of some causes, each once: some belong to a family and to a member of it."""
-    return list({id(removal): removal for one in entries for removal in one.removals}.values())
 
 
 @once
@@ -188,13 +161,12 @@ def book_of(run: RunView) -> Book:
     if isinstance(first, Refusal):
         return Book(Ledger(reason=first.reason))
     replays = first.steps
-    by_scenario = {scenario: Plays(first, scenario) for scenario in Scenario}
-    plays = by_scenario[Scenario.LIKELY]
+    plays = Plays(first)
     families = find_families(run, replays)
-    entries, total = _entries(plays, families)
+    entries, total = find_entries(plays, families)
     (late_ms,) = plays.gains([families[RANKS].whole if RANKS in families else ()])
     apart = steps_apart(run, replays, plays.base_ms, late_ms)
-    causes = _with_apart(_told(run, replays, by_scenario, entries), apart)
+    causes = _with_apart(_told(run, replays, plays, entries), apart)
     shares = sum(one.share_ms for one in causes)
     causes = [
         _within(_late(run, one, shares), apart.step_ms)
@@ -212,91 +184,24 @@ def book_of(run: RunView) -> Book:
         steps=apart.steps,
         confidence=first.confidence,
     )
-    return Book(ledger, replays, tuple(entries), by_scenario)
-
-
-def _entries(plays: Plays, families: Mapping[str, Family[OverSteps]]) -> tuple[list[Entry], float]:
-    """The causes of all families, and how much shorter the step is without any of them, in ms."""
-    if not families:
-        return [], 0.0
-    everything = [one for family in families.values() for one in family.whole]
-    first = {
-        name: families[one.after].whole if one.after in families else () for name, one in families.items()
-    }
-    others = {name: _others(families, name) for name in families}
-    ways = [(given[name], families[name].whole) for given in (first, others) for name in families]
-    total, *_ = plays.gains([everything, *((*given, *taken) for given, taken in ways), *others.values()])
-    gains = [plays.more(given, taken) for given, taken in ways]
-    weights = {
-        name: Weights(alone, last)
-        for name, alone, last in zip(families, gains, gains[len(families) :], strict=False)
-    }
-    entries: list[Entry] = []
-    for name, share in split_by_size(total, weights).items():
-        entries += _of_family(plays, families[name], weights[name], share, others[name])
-    return entries, total
-
-
-def _others(families: Mapping[str, Family[OverSteps]], name: str) -> list[OverSteps]:
-    """What all families take but one, and those that come after it."""
-    kept = [family for other, family in families.items() if other != name and family.after != name]
-    return [one for family in kept for one in family.whole]
-
-
-def _of_family(
-    plays: Plays, family: Family[OverSteps], whole: Weights, share: float, others: list[OverSteps]
-) -> list[Entry]:
-    """The causes of one family, which split its share: its members, and what remains of it without them."""
-    names = list(family.members)
-    parts = list(family.members.values())
-    if (
-        not names
-        or max(share, whole.alone) < SPLIT_FROM * plays.base_ms
-        or (len(names) == 1 and not family.rest)
-    ):
-        return [Entry(family.rest or names[0], share, whole, family.whole)]
-    before, after, alone, *found = plays.gains(
-        [
-            others,
-            [*others, *parts],
-            parts,
-            *([one] for one in parts),
-            *([*others, *(other for other in parts if other is not one)] for one in parts),
-        ]
-    )
-    weights = {
-        name: Weights(found[place], max(after - found[place + len(parts)], 0.0))
-        for place, name in enumerate(names)
-    }
-    named = share
-    if family.rest:
-        together = Weights(alone, after - before)
-        named = share * min(together.size / whole.size, 1.0) if whole.size > 0 else 0.0
-    entries = [
-        Entry(name, split, weights[name], (family.members[name],))
-        for name, split in split_by_size(named, weights).items()
-    ]
-    if family.rest:
-        rest = Weights(max(whole.alone - alone, 0.0), max(whole.last - (after - before), 0.0))
-        (gain,) = plays.gains([family.whole])
-        of_whole = rest.alone / gain if gain > 0 else 0.0
-        entries.append(Entry(family.rest, share - named, rest, family.whole, of_whole, family.members))
-    return entries
+    return Book(ledger, replays, tuple(entries), plays)
 
 
 def _told(
     run: RunView,
     replays: Sequence[RunReplay],
-    by_scenario: Mapping[Scenario, Plays],
+    plays: Plays,
     entries: list[Entry],
 ) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
-    plays = by_scenario[Scenario.LIKELY]
     programs = [one.base[Scenario.LIKELY].program for one in replays]
-    large = [one for one in entries if max(one.share, one.weights.alone) >= SPLIT_FROM * plays.base_ms]
-    ranges = _ranges(_error_ms(replays), by_scenario, large, programs)
-    partners = find_partners(plays, large)
-    sharers = find_sharers(plays, large)
+    least_ms = SPLIT_FROM * plays.base_ms
+    large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
+    outer = [(scenario, one.removals) for scenario in (Scenario.FAST, Scenario.SLOW) for one in large]
+    pairs = find_pairs(large, plays.base_ms)
+    plays.play([*outer, *((Scenario.LIKELY, pair) for pair in pairs.both.values())])
+    ranges = _ranges(_error_ms(replays), plays, large, programs)
+    partners, sharers = related(plays, large, pairs)
     return [
         LedgerCause(
             id=one.id,
@@ -325,7 +230,7 @@ def _ranks(run: RunView, programs: Sequence[RunProgram], entry: Entry) -> tuple[
 
 def _ranges(
     error_ms: float,
-    by_scenario: Mapping[Scenario, Plays],
+    plays: Plays,
     entries: list[Entry],
     programs: Sequence[RunProgram],
 ) -> dict[str, Range]:
@@ -335,7 +240,7 @@ def _ranges(
     rank; what late ranks cost is known of all steps.
     """
     asked = [one.removals for one in entries]
-    gains = [by_scenario[scenario].gains(asked) for scenario in (Scenario.FAST, Scenario.SLOW)]
+    gains = [plays.gains(asked, scenario) for scenario in (Scenario.FAST, Scenario.SLOW)]
     found: dict[str, Range] = {}
     for place, one in enumerate(entries):
         likely = one.weights.alone
@@ -346,43 +251,6 @@ def _ranges(
         spread = min(spread, likely)
         found[one.id] = (max(min(outer) - spread, 0.0), likely, max(outer) + spread)
     return found
-
-
-def find_partners(plays: Plays, entries: list[Entry]) -> dict[str, str]:
-    """The cause that hides each: without both the step is far shorter than without the one and the other."""
-    hidden = [one for one in entries if one.weights.alone < HIDDEN_BELOW * one.share]
-    found: dict[str, str] = {}
-    for one in hidden:
-        more = _beyond_both(plays, one, entries)
-        best = max(more, key=more.__getitem__, default=None)
-        if best is not None and more[best] >= HIDDEN_BELOW * one.share:
-            found[one.id] = best
-    return found
-
-
-def find_sharers(plays: Plays, entries: list[Entry]) -> dict[str, str]:
-    """The cause that costs the same time as each: without both little more is gained than without one."""
-    least_ms = SPLIT_FROM * plays.base_ms
-    found: dict[str, str] = {}
-    for one in entries:
-        beyond_ms = one.weights.alone - one.share
-        if beyond_ms < max((SHARED_ABOVE - 1) * one.share, least_ms):
-            continue
-        more = _beyond_both(plays, one, entries)
-        best = min(more, key=more.__getitem__, default=None)
-        if best is not None and -more[best] >= beyond_ms / 2:
-            found[one.id] = best
-    return found
-
-
-def _beyond_both(plays: Plays, one: Entry, entries: list[Entry]) -> dict[str, float]:
-    """By how much mending a cause and another gives more than both apart, in ms by the other's id."""
-    others = [other for other in entries if other.id != one.id]
-    together = plays.gains([(*one.removals, *other.removals) for other in others])
-    return {
-        other.id: both - one.weights.alone - other.weights.alone
-        for both, other in zip(together, others, strict=True)
-    }
 
 
 def _recurring(run: RunView, alone_ms: Range) -> Range:

@@ -40,7 +40,12 @@ from tracedoc.whatif.even_ranks import (
     pauses,
     spent,
 )
+from tracedoc.whatif.ledger_places import taken_by_rank
 from tracedoc.whatif.removal import OverSteps, Removal, Times
+
+SPLIT_FROM = 0.005
+"""Families that cost less than this share of the step are not split, and causes inside compute that take less
+are none; no range is played for causes that cost less."""
 
 Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
 
@@ -65,7 +70,19 @@ def find_families(run: RunView, replays: Sequence[RunReplay]) -> dict[str, Famil
     """The families of causes that the played steps of a run have."""
     of_steps = [_of_step(run, one) for one in replays]
     names = dict.fromkeys(name for families in of_steps for name in families)
-    return {name: _over_steps([families.get(name) for families in of_steps]) for name in names}
+    found = {name: _over_steps([families.get(name) for families in of_steps]) for name in names}
+    if "compute" in found:
+        # Its members are many, and most take too little of any rank to be worth a play.
+        programs = [one.base[Scenario.LIKELY].program for one in replays]
+        least_ns = SPLIT_FROM * float(np.mean([one.step_ms for one in replays])) * 1e6
+        members = {
+            name: one
+            for name, one in found.pop("compute").members.items()
+            if taken_by_rank(programs, [one]).max(axis=1).mean() >= least_ns
+        }
+        if members:
+            found["compute"] = Family(tuple(members.values()), members)
+    return found
 
 
 def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]:

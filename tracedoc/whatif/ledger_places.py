@@ -19,12 +19,16 @@ MOST_SHARE = 0.5
 
 
 def taken_by_rank(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> npt.NDArray[np.float64]:
-    """What a cause takes of the times of hosts and kernels in ns, a row for each played step, by rank."""
+    """What a cause takes of the times of hosts and kernels, with the gaps before these, in ns.
+
+    There is a row for each played step, and a column for each rank.
+    """
     taken = np.zeros((len(programs), len(programs[0].layout.ranks)))
     for row, program in enumerate(programs):
         layout = program.layout
         of_point = layout.point_rank
-        labels = {"dur": layout.event_rank, "lag": of_point, "own": of_point, "ready": of_point}
+        labels = dict.fromkeys(("dur", "gap"), layout.event_rank)
+        labels |= dict.fromkeys(("lag", "own", "ready"), of_point)
         for one in filter(None, (over.steps[row] for over in removals)):
             for name in labels.keys() & one.parts.keys():
                 taken[row] += one.parts[name].spread(labels[name], taken.shape[1])

@@ -4,35 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tracedoc.play.run_program import Scenario
+import msgspec
+
+from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, RunReplay
 from tracedoc.play.solver import Cyclic
 from tracedoc.whatif.removal import OverSteps, Removal, without
 
 
+class _Asked(msgspec.Struct, frozen=True):
+    """What is to be without in each step, in a scenario."""
+
+    scenario: Scenario
+    steps: list[list[Removal]]
+
+
 class Plays:
-    """Plays the steps of a run without some causes, in one scenario, and knows what was played."""
+    """Plays the steps of a run without some causes, and knows what was played.
 
-    def __init__(self, replay: RunReplay, scenario: Scenario) -> None:
+    What is asked at once is played at once, which takes far less than one play after the other.
+    """
+
+    def __init__(self, replay: RunReplay) -> None:
         self._replay = replay
-        self._bases = [one.base[scenario].program for one in replay.steps]
-        self._scale, self._base_ns = _steps_played(replay) * 1e6, replay.base_ns(scenario)
-        self._known: dict[frozenset[int], float] = {frozenset(): 0.0}
+        self._scale = _steps_played(replay) * 1e6
+        self._known: dict[tuple[Scenario, frozenset[int]], float] = {}
 
-    def gains(self, asked: Sequence[Iterable[OverSteps]]) -> list[float]:
-        """How much shorter the mean step is without each of several lists of causes, in ms."""
-        lists = [{id(part): part for part in one} for one in asked]
-        new = {key: one for one in lists if (key := frozenset(one)) not in self._known}
-        steps = [
-            [
-                [part for one in each.values() if (part := one.steps[place])]
-                for place in range(len(self._bases))
-            ]
-            for each in new.values()
+    def play(self, asked: Iterable[tuple[Scenario, Iterable[OverSteps]]]) -> None:
+        """Play the mean step without each of several lists of causes, those that were not yet."""
+        new: dict[tuple[Scenario, frozenset[int]], list[OverSteps]] = {}
+        for scenario, causes in asked:
+            parts = {id(part): part for part in causes}
+            key = scenario, frozenset(parts)
+            if parts and key not in self._known:
+                new[key] = list(parts.values())
+        lists = [
+            _Asked(scenario, [_in_step(parts, place) for place in range(len(self._replay.steps))])
+            for (scenario, _), parts in new.items()
         ]
-        for key, step_ns in zip(new, self._played(steps), strict=True):
-            self._known[key] = max(self._base_ns - step_ns, 0.0) / self._scale
-        return [self._known[frozenset(one)] for one in lists]
+        for key, step_ns in zip(new, self._played(lists), strict=True):
+            self._known[key] = max(self._replay.base_ns(key[0]) - step_ns, 0.0) / self._scale
+
+    def gains(
+        self, asked: Sequence[Iterable[OverSteps]], scenario: Scenario = Scenario.LIKELY
+    ) -> list[float]:
+        """How much shorter the mean step is without each of several lists of causes, in ms."""
+        lists = [list(one) for one in asked]
+        self.play((scenario, one) for one in lists)
+        return [self._known[scenario, frozenset(map(id, one))] if one else 0.0 for one in lists]
 
     def more(self, given: Iterable[OverSteps], taken: Iterable[OverSteps]) -> float:
         """How much shorter the mean step is without what is taken, where what is given is gone; in ms."""
@@ -43,9 +62,9 @@ class Plays:
     @property
     def base_ms(self) -> float:
         """The mean step without a change."""
-        return self._base_ns / self._scale
+        return self._replay.base_ns(Scenario.LIKELY) / self._scale
 
-    def _played(self, lists: list[list[list[Removal]]]) -> list[float]:
+    def _played(self, lists: list[_Asked]) -> list[float]:
         width = self._replay.together
         found: list[float] = []
         for begin in range(0, len(lists), width):
@@ -53,22 +72,29 @@ class Plays:
             found += self._together(some) or [self._lone(one) for one in some]
         return found
 
-    def _together(self, lists: Sequence[Sequence[Sequence[Removal]]]) -> list[float]:
+    def _together(self, lists: Sequence[_Asked]) -> list[float]:
         """The steps without each of several lists of causes; nothing where something waits for itself."""
         try:
-            return [
-                one.step_ns
-                for one in self._replay.play([list(map(without, self._bases, steps)) for steps in lists])
-            ]
+            return [one.step_ns for one in self._replay.play([self._programs(one) for one in lists])]
         except Cyclic:
             return []
 
-    def _lone(self, steps: Sequence[Sequence[Removal]]) -> float:
-        """The steps without causes one of which may make something wait for itself: that one stays."""
-        for kept in (steps, [[one for one in step if one.rewired is None] for step in steps]):
+    def _programs(self, asked: _Asked) -> list[RunProgram]:
+        """The programs of all steps without what is asked of each."""
+        bases = [one.base[asked.scenario].program for one in self._replay.steps]
+        return list(map(without, bases, asked.steps))
+
+    def _lone(self, asked: _Asked) -> float:
+        """The step without causes one of which may make something wait for itself: that one stays."""
+        tied = _Asked(asked.scenario, [[one for one in step if one.rewired is None] for step in asked.steps])
+        for kept in (asked, tied):
             if played := self._together([kept]):
                 return played[0]
-        return self._base_ns
+        return self._replay.base_ns(asked.scenario)
+
+
+def _in_step(causes: Iterable[OverSteps], place: int) -> list[Removal]:
+    return [part for one in causes if (part := one.steps[place])]
 
 
 def _steps_played(replay: RunReplay) -> float:
