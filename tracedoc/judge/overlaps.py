@@ -80,17 +80,16 @@ def with_overlap(
 def same_time(cause: LedgerCause, ledger: Ledger, told: Mapping[str, list[str]]) -> list[str]:
     """The rules that tell the cause whose mending saves most of what mending this one does; [] for none.
 
-    ``told`` has the rules by the id of the cause. What a wait makes late, and nobody tells, counts with that
-    cause: a wait before a pause and a gather is of both, one before copies and a late rank of neither. What
-    a host, a loader or a rank does behind a wait is another thing to mend.
+    ``told`` has the rules by the id of the cause. Messages that a wait makes late count with that cause: a
+    wait before a pause and a gather is of both, one before copies and a late rank of neither. What a host, a
+    loader or a rank does behind a wait is another thing to mend.
     """
     if not is_mostly_shared(cause) or (cause.shared_with == WAIT and _family(cause) in DELAYING):
         return []
     saved_ms = sum(
         one.alone_ms[1]
         for one in ledger.causes
-        if one.id == cause.shared_with
-        or (one.shared_with == cause.id and one.id not in told and _family(one) in AWAITED)
+        if one.id == cause.shared_with or (one.shared_with == cause.id and _family(one) in AWAITED)
     )
     return told.get(cause.shared_with, []) if saved_ms >= MOSTLY_SHARED * cause.alone_ms[1] else []
 
