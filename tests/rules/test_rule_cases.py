@@ -39,7 +39,6 @@ DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("rotating-straggler", "min_share"): "tests/ranks/test_stragglers.py",
     ("rotating-straggler", "steady"): "tests/ranks/test_stragglers.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
-    ("input-stall", "mostly"): "tests/rules/test_rule_fixes.py",
     ("interpreter-held", "min_share"): "tests/topics/host/test_background.py",
     ("script-code", "min_share"): "tests/topics/host/test_script_code.py",
     ("cpu-straggler", "habit"): "tests/topics/straggler/test_core_wait.py",
