@@ -68,6 +68,17 @@ def test_a_lone_step_is_unknown_where_the_gpus_records_end_before_it(
     assert not [one for one in found.findings if one.topic != "capture"]
 
 
+def test_kernels_that_were_launched_before_the_capture_are_of_no_step(
+    shared_traces: Path, tmp_path: Path
+) -> None:
+    """This GPU runs two steps behind its host: at 28 % of the capture it has begun with nothing of it."""
+    paths = files_of(shared_traces / "ddp_resnet_mi300_8rank_r0")
+    found = diagnosed(paths, Damage("GPU", 0, edited(gpu_ends_early(0.28))), tmp_path)
+    assert "no answer: the records of the GPU end early" in found.summary
+    assert found.budget is None
+    assert not [one for one in found.findings if one.topic != "capture"]
+
+
 def test_a_rank_that_ended_early_is_left_out_of_a_lone_step(shared_traces: Path, tmp_path: Path) -> None:
     paths = files_of(shared_traces / "fsdp2_h100_4rank")
     found = diagnosed(paths, Damage("shorter", 1, edited(shorter(0.3))), tmp_path)

@@ -54,6 +54,13 @@ def test_a_step_is_forward_then_backward_then_optimizer(tmp_path: Path) -> None:
     assert host_ms(timeline, Phase.RECOMPUTE) == []
 
 
+def test_what_follows_the_last_mark_begins_no_forward_pass_inside_the_step(tmp_path: Path) -> None:
+    """A third step from 200 has no mark: its forward pass begins there, not behind the optimizer at 195."""
+    trace = two_steps().host("aten::linear", 212, 220).backward(240, 280).optimizer(280, 295)
+    forward = host_ms(timeline_of(trace, tmp_path), Phase.FORWARD)
+    assert forward == [(10, 40), (110, 140), (200, 240)]
+
+
 def test_time_between_backward_and_optimizer_is_neither(tmp_path: Path) -> None:
     trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).backward(20, 50)
     trace.host("aten::linalg_vector_norm", 52, 60).optimizer(70, 90)

@@ -188,6 +188,25 @@ def test_what_is_not_linked_follows_its_stream(tmp_path: Path) -> None:
     }
 
 
+def test_the_last_step_of_a_capture_does_not_last_until_the_next_capture(tmp_path: Path) -> None:
+    """Steps 0 and 1, and after ten seconds 50 and 51, in one file; what runs between them is of no step."""
+    builder = TraceBuilder()
+    for index, at in ((0, 100), (1, 200), (50, 10_100), (51, 10_200)):
+        builder.step(index, at, at + 100).backward(at + 20, at + 30)
+        builder.kernel(f"k{index}", at + 10, at + 90)
+    builder.kernel("between", 5_000, 5_010)
+    timeline = timeline_of(tmp_path, builder)
+    windows = {one.index: ((one.end_ns - one.start_ns) / 1e6, one.complete) for one in timeline.windows}
+    assert windows == {0: (100, True), 1: (80, False), 50: (100, True), 51: (80, False)}
+    assert positions(timeline)["between"] == BEFORE
+
+
+def test_captures_of_the_same_steps_in_one_file_are_refused(tmp_path: Path) -> None:
+    builder = training(TraceBuilder(), 100, 200).step(1, 5_100, 5_200)
+    with pytest.raises(InputError, match=r"holds step 1 twice, 5 s apart: several captures were joined"):
+        timeline_of(tmp_path, builder)
+
+
 @pytest.mark.parametrize(("linked", "by_clock"), [(1, True), (2, False)], ids=["1 of 20", "2 of 20"])
 def test_with_few_links_the_host_s_clock_decides(linked: int, by_clock: bool, tmp_path: Path) -> None:
     builder = training(TraceBuilder(), 100, 200, 300)

@@ -1,11 +1,18 @@
-"""Until when a trace is known: files that are cut off, and kernels that are missing at the end."""
+"""What of a file can be believed: where it is cut, in which unit it is, and what stands in it twice."""
 
 from __future__ import annotations
 
-import numpy as np
+import io
+import json
+from typing import Any
 
-from tracedoc.trace.columns import Kind
+import numpy as np
+import pytest
+
+from tracedoc.errors import InputError
+from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.horizon import cut_at, kernels_end
+from tracedoc.trace.kineto import read_trace
 
 
 def known(*parts: tuple[Kind, int, range], peers: bool = False, named: bool = False) -> int:
@@ -65,3 +72,41 @@ def test_a_few_kernels_that_ran_when_the_capture_was_over_end_nothing() -> None:
     launched = np.arange(100)
     assert kernels_end(launched, launched >= 99) is None
     assert kernels_end(launched[:0], launched[:0] > 0) is None
+
+
+def operator(name: str, ts: float, dur: float = 10, **args: Any) -> dict[str, Any]:
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 2, "ts": ts, "dur": dur, "args": args}
+
+
+def read_text(text: str) -> Trace:
+    return read_trace("t.json", stream=io.BytesIO(text.encode()))
+
+
+def calls_of(unit: float, *, rest: float = 0.0) -> str:
+    """1,000 operators a hundred microseconds apart, which last 1 to 20 us, in a unit."""
+    lengths = (1 + number % 20 for number in range(1_000))
+    times = ((100 * number * unit, length * unit + rest) for number, length in enumerate(lengths))
+    return json.dumps([operator("aten::add", ts, dur) for ts, dur in times])
+
+
+def test_times_in_another_unit_are_refused() -> None:
+    with pytest.raises(InputError, match=r"in nanoseconds: the shortest .* would take 3 ms") as told:
+        read_text(calls_of(1_000))
+    assert "divide every ts and dur by 1,000" in told.value.hint
+    with pytest.raises(InputError, match=r"in milliseconds: half .* would take less than 10 ns"):
+        read_text(calls_of(0.001))
+    assert len(read_text(calls_of(1))) == 1_000
+    assert len(read_text(calls_of(1_000, rest=0.5))) == 1_000  # no clock of nanoseconds has halves
+
+
+def test_events_that_stand_twice_count_once() -> None:
+    """Operators as long as others, at the same time on their thread, have other ids."""
+    alike = [operator("twin", 0, **{"External id": number}) for number in (1, 2)]
+    once = [operator(f"op{number}", number, **{"External id": 10 + number}) for number in range(1, 101)]
+    trace = read_text(json.dumps([*once, *alike, *once, operator("op7", 7, 11)]))
+    assert sorted([trace.row_name(row) for row in range(len(trace))]) == sorted(
+        [f"op{number}" for number in range(1, 101)] + ["twin", "twin", "op7"]
+    )
+    assert [limit.code for limit in trace.limits] == ["doubled-events"]
+    assert trace.limits[0].message == "t.json: 100 events stand twice in the file, and count once"
+    assert len(read_text(json.dumps([*once[1:], *once[1:]]))) == 198  # too few to say that a file was joined

@@ -339,7 +339,7 @@ def test_counts_that_cannot_be_are_unknown() -> None:
 
 def test_lists_and_objects_for_names_are_texts() -> None:
     odd = event("x", 1) | {"name": ["a", 1], "tid": {"b": 2}}
-    trace = read(json.dumps({"traceEvents": [odd, odd, event("c", 2)]}))
+    trace = read(json.dumps({"traceEvents": [odd, odd | {"ts": 1.5}, event("c", 2)]}))
     assert names(trace) == ["['a', 1]", "['a', 1]", "c"]
     assert [trace.threads[i].tid for i in trace.thread.tolist()] == ["{'b': 2}", "{'b': 2}", "2"]
 

@@ -44,14 +44,25 @@ def link_launches(trace: Trace) -> Launches:
     return Launches(gpu_rows, launch_rows)
 
 
+def launched_before(trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:
+    """Which GPU events were launched before the first call of the capture: ids grow with time."""
+    ids, calls = trace.correlation[rows], trace.correlation[trace.rows(Kind.RUNTIME)]
+    calls = calls[(calls > 0) & (calls != NO_ID)]
+    if not calls.size:
+        return np.zeros(rows.size, dtype=np.bool_)
+    return np.asarray((ids > 0) & (ids < calls.min()), dtype=np.bool_)
+
+
 def kernel_launches(trace: Trace, launches: Launches) -> tuple[Rows, npt.NDArray[np.bool_]]:
     """The calls that launch a kernel, in time order, and which of them have none in the trace.
 
-    None for a trace without links, and for one in which graphs are captured: launches into a graph start
-    nothing.
+    None for a trace without links, unless all was launched before the capture, and for one in which graphs
+    are captured: launches into a graph start nothing.
     """
     linked = launches.launch_rows[launches.linked]
-    if linked.size == 0 or any("StreamBeginCapture" in name for name in trace.names):
+    within = ~launched_before(trace, launches.gpu_rows)
+    unlinked = linked.size == 0 and (within.any() or not within.size)
+    if unlinked or any("StreamBeginCapture" in name for name in trace.names):
         return np.empty(0, dtype=np.intp), np.empty(0, dtype=bool)
     rows = trace.rows_named(lambda name: runtime_role(name) is RuntimeRole.LAUNCH, Kind.RUNTIME)
     rows = rows[trace.correlation[rows] > 0]

@@ -96,7 +96,7 @@ def find_phases(
     nodes = Spans.of(trace.ts_ns[marks.backward], trace.end_ns[marks.backward])
     if len(nodes) == 0:
         return None
-    boundaries = np.array([s.start_ns for s in host.steps] if host.source == "profiler" else [], np.int64)
+    boundaries = _boundaries(host)
     passes = _passes(trace, marks, nodes, boundaries)
     backward = Spans.from_pairs(passes)
     optimizer = _optimizer_spans(trace, marks, passes)
@@ -122,6 +122,13 @@ def find_phases(
     return replace(
         phases, of_events=of_events, of_collectives=of_events[mine], asked_ns=events.launch_ns[mine]
     )
+
+
+def _boundaries(host: HostSteps) -> Int64Array:
+    """Where marked steps begin and end: what follows the last mark is no part of a step."""
+    marked = host.steps if host.source == "profiler" else ()
+    edges = [edge for step in marked for edge in (step.start_ns, step.end_ns)]
+    return distinct(np.array(edges, dtype=np.int64))
 
 
 def _marks(trace: Trace) -> _Marks:

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from tracedoc.errors import InputError, TraceLimit
 from tracedoc.timeline.activity import GpuEvents
-from tracedoc.timeline.launches import NO_ROW, Launches, Rows
+from tracedoc.timeline.launches import NO_ROW, Launches, Rows, launched_before
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import RuntimeRole
-from tracedoc.units import format_percent
+from tracedoc.units import format_ms, format_percent
 
 BEFORE = -1
 """Stands for "before capture": launched before the first host step, or before anything that is linked."""
@@ -144,14 +144,13 @@ def assign_steps(
 
     ``BEFORE`` marks events before the first step; ``len(host.steps)`` those launched after the last one.
     An unlinked event takes the step of the next linked event on its stream, with none after it that of
-    the previous one; unlinked events before the first linked one are ``BEFORE``.
+    the previous one; unlinked events before the first linked one are ``BEFORE``. Where kernels have no launch
+    though they were launched in the capture, all events take the step in which they began.
     """
-    starts = np.array([step.start_ns for step in host.steps], dtype=np.int64)
-    last_end = host.steps[-1].end_ns if host.steps else 0
-    kernels, linked = events.kernels, events.linked
-    share = float(linked[kernels].mean()) if kernels.any() else 1.0
+    kernels = events.kernels & ~launched_before(trace, events.rows)
+    share = float(events.linked[kernels].mean()) if kernels.any() else 1.0
     if host.steps and share < LINKED_SHARE:
-        return _place(events.start_ns, starts, last_end), (
+        return _place(events.start_ns, host), (
             TraceLimit(
                 "steps-by-host-clock",
                 trace.info.source,
@@ -159,7 +158,7 @@ def assign_steps(
                 "steps are cut by the host's clock; they are wrong where the GPU runs behind the host",
             ),
         )
-    return fill_unlinked(events, _place(events.launch_ns, starts, last_end)), ()
+    return fill_unlinked(events, _place(events.launch_ns, host)), ()
 
 
 def fill_unlinked(events: GpuEvents, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -190,6 +189,16 @@ def _fill_lane(step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]) -> np
     return filled
 
 
+def follows(host: HostSteps, position: int) -> bool:
+    """True where the next step of the trace is the next of the job: not between captures in one file.
+
+    Numbers may leave some out, as those of steps that are counted in micro-batches.
+    """
+    here, *others = host.steps[position : position + 2]
+    room = here.end_ns - here.start_ns
+    return any(one.index == here.index + 1 or one.start_ns - here.end_ns <= room for one in others)
+
+
 def gpu_windows(
     own: GpuEvents, step: npt.NDArray[np.int64], boundary: npt.NDArray[np.bool_], host: HostSteps
 ) -> tuple[Window, ...]:
@@ -206,7 +215,7 @@ def gpu_windows(
     for position in sorted(begins):
         host_step = host.steps[position]
         start = begins[position]
-        following = begins.get(position + 1)
+        following = begins.get(position + 1) if follows(host, position) else None
         if windows and start <= windows[-1].start_ns:
             continue
         if following is not None and following > start and host_step.finished:
@@ -234,8 +243,7 @@ def host_windows(host: HostSteps) -> tuple[Window, ...]:
     """Return the windows of a CPU trace: from one host step's start to the next one's."""
     windows: list[Window] = []
     for position, step in enumerate(host.steps):
-        following = host.steps[position + 1] if position + 1 < len(host.steps) else None
-        end = following.start_ns if following is not None else step.end_ns
+        end = host.steps[position + 1].start_ns if follows(host, position) else step.end_ns
         windows.append(Window(step.index, step.start_ns, max(end, step.start_ns), step.finished))
     return tuple(windows)
 
@@ -284,9 +292,17 @@ def _profiler_steps(trace: Trace, rows: Rows, last_ns: int) -> tuple[HostStep, .
     found: dict[int, HostStep] = {}
     for row in rows.tolist():
         index = vocabulary.step_number(trace.row_name(row))
-        if index is None or index in found:
+        if index is None:
             continue
         start, end = int(trace.ts_ns[row]), int(trace.ts_ns[row] + trace.dur_ns[row])
+        if index in found:
+            if start >= found[index].end_ns:
+                raise InputError(
+                    f"{trace.info.source} holds step {index} twice, "
+                    f"{format_ms((start - found[index].start_ns) / 1e6)} apart: several captures were joined",
+                    "diagnose the files that the profiler exported",
+                )
+            continue
         found[index] = HostStep(index, start, end, end < last_ns - UNFINISHED_NS)
     steps = sorted(found.values(), key=lambda step: step.start_ns)
     for place, (step, following) in enumerate(pairwise(steps)):
@@ -356,13 +372,16 @@ def _between(boundaries: npt.NDArray[np.int64], last_ns: int) -> tuple[HostStep,
     return tuple(steps)
 
 
-def _place(
-    times: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], last_end: int
-) -> npt.NDArray[np.int64]:
-    if starts.size == 0:
+def _place(times: npt.NDArray[np.int64], host: HostSteps) -> npt.NDArray[np.int64]:
+    """The position of the step at each time; behind a step that no next one follows it is none."""
+    if not host.steps:
         return np.full(times.size, BEFORE, dtype=np.int64)
+    starts = np.array([step.start_ns for step in host.steps], dtype=np.int64)
     position = np.searchsorted(starts, times, side="right") - 1
-    position[(position == starts.size - 1) & (times >= last_end)] = starts.size
+    for place in range(starts.size):
+        if not follows(host, place):
+            behind = (position == place) & (times >= host.steps[place].end_ns)
+            position[behind] = starts.size if place == starts.size - 1 else BEFORE
     return np.asarray(position, dtype=np.int64)
 
 

@@ -25,7 +25,7 @@ from tracedoc.trace.columns import (
 from tracedoc.trace.compact import NO_ID, Coded, Growing, GrowingIds, Sparse, narrowest
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE
-from tracedoc.trace.horizon import cut_at
+from tracedoc.trace.horizon import check_unit, cut_at, first_of_each
 from tracedoc.trace.metadata import (
     Header,
     as_int,
@@ -141,8 +141,14 @@ class Columns:
         keep = np.argsort(ts, kind="stable")
         if not kept.all():
             keep = keep[kept[keep]]
+        correlation, external_id = self._take("correlation"), self._take("external_id")
+        said, ids = (heads[keep], dur[keep]), (correlation[keep], external_id[keep])
+        first = first_of_each(ts[keep], said, ids)
+        if not first.all():
+            limits.append(_doubled(path, int((~first).sum())))
+            keep = keep[first]
         ts = ts[keep]
-        del impossible, negative, kept
+        del impossible, negative, kept, first
         row_of = np.full(self._rows, NO_ID, dtype=np.int32)
         row_of[keep] = np.arange(keep.size, dtype=np.int32)
         collectives = {int(row_of[i]): value for i, value in self._collectives.items() if row_of[i] >= 0}
@@ -153,7 +159,8 @@ class Columns:
         dur = dur[keep]
         np.maximum(dur, 0, out=dur)
         kind = kind[keep]
-        correlation = self._take("correlation")[keep]
+        check_unit(path, kind, ts, dur)
+        correlation = correlation[keep]
         correlation[correlation <= 0] = NO_ID  # 0 is how CUPTI and roctracer say "none"
         limits.extend(self._device_limits(path, kind))
         codes, values, grids = self._where(heads)
@@ -167,7 +174,7 @@ class Columns:
             kind=kind,
             **{column: Coded(codes, of_code) for column, of_code in values.items()},
             correlation=correlation,
-            external_id=self._take("external_id")[keep],
+            external_id=external_id[keep],
             nbytes=nbytes,
             names=names,
             threads=self._thread_table(),
@@ -323,6 +330,13 @@ class Columns:
             truncated=outcome.truncated,
             known_until_ns=known_until_ns,
         )
+
+
+def _doubled(path: str, count: int) -> TraceLimit:
+    what = f"{count:,} events stand twice in the file, and count once"
+    return TraceLimit(
+        "doubled-events", path, what, "files may have been joined: what the steps lack is not known"
+    )
 
 
 def _since_the_epoch(ts: npt.NDArray[np.int64], base_ns: int) -> npt.NDArray[np.int64]:

@@ -1,14 +1,17 @@
-"""Say until when a trace is known: what it shows of the time after that may lack events."""
+"""Say what of a file can be believed: until when it is known, in which unit, and what stands in it twice."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.errors import InputError
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.units import format_ms
 
 LOST_SHARE = 0.02
 """More launches than this without a kernel: the profiler's buffers overflowed, or it saw one device only."""
@@ -18,6 +21,18 @@ TAIL_SHARE = 0.01
 
 FEWEST_OF_TAIL = 16
 """... and among so many."""
+
+FEWEST_HOST_CALLS = 1_000
+"""Of fewer calls of the host, the shortest say nothing about the unit."""
+
+LONG_CALL_NS = 100_000
+"""The shortest tenth of a real host's calls ends below: at 0.1 to 17 us in what was captured so far."""
+
+SHORT_CALL_NS = 100
+"""No real host does half of its calls in less: the medians seen were 0.8 us and more."""
+
+FEWEST_DOUBLED = 100
+"""A file in which fewer events stand twice, ids and all, was not joined: such events may be alike."""
 
 _CALLS = (Kind.RUNTIME,)
 _ON_GPU = (Kind.KERNEL, Kind.MEMCPY, Kind.MEMSET, Kind.SYNC)
@@ -68,3 +83,52 @@ def kernels_end(launched: Int64Array, missing: Mask) -> int | None:
     wrong = np.concatenate(([0], np.cumsum(missing))) + np.concatenate((np.cumsum(~missing[::-1])[::-1], [0]))
     end = int(wrong.argmin())
     return int(launched[end]) if launched.size - end > LOST_SHARE * launched.size else None
+
+
+def check_unit(path: str, kind: npt.NDArray[np.uint8], ts: Int64Array, dur: Int64Array) -> None:
+    """Raise :class:`InputError` where times cannot be microseconds: no call is short, or most are too short.
+
+    Nanoseconds are whole numbers; whole microseconds may be zero.
+    """
+    calls = np.flatnonzero((kind == Kind.RUNTIME) | (kind == Kind.CPU_OP))
+    if calls.size < FEWEST_HOST_CALLS:
+        return
+    lengths = dur[calls]
+    middle = float(np.median(lengths))
+    if 0 < middle < SHORT_CALL_NS:
+        raise InputError(
+            f"{path} seems to have its times in milliseconds: half of its operators and calls "
+            f"would take less than {middle:.0f} ns",
+            "trace files have microseconds: multiply every ts and dur by 1,000, or export it again",
+        )
+    shortest = float(np.partition(lengths, calls.size // 10)[calls.size // 10])
+    if shortest > LONG_CALL_NS and not (lengths % 1_000).any() and not (ts[calls] % 1_000).any():
+        raise InputError(
+            f"{path} seems to have its times in nanoseconds: the shortest tenth of its operators and calls "
+            f"would take {format_ms(shortest / 1e6)}",
+            "trace files have microseconds: divide every ts and dur by 1,000, or export it again",
+        )
+
+
+def first_of_each(
+    ordered_ts: Int64Array, said: Sequence[npt.NDArray[np.integer]], ids: Sequence[npt.NDArray[np.integer]]
+) -> npt.NDArray[np.bool_]:
+    """Which events stand for the first time; in order of start. ``said`` and ``ids`` are all else of them."""
+    first = np.ones(ordered_ts.size, dtype=np.bool_)
+    same = np.flatnonzero(np.diff(ordered_ts) == 0)
+    if same.size < FEWEST_DOUBLED:
+        return first
+    columns = [*said, *ids]
+    rows = distinct(np.concatenate((same, same + 1)))
+    order = np.lexsort([*(column[rows] for column in columns), ordered_ts[rows]])
+    rows = rows[order]
+    alike = np.ones(max(rows.size - 1, 0), dtype=np.bool_)
+    for column in (ordered_ts, *columns):
+        alike &= np.diff(column[rows]) == 0
+    again = rows[1:][alike]
+    known = np.zeros(again.size, dtype=np.bool_)
+    for column in ids:
+        known |= column[again] > 0
+    if int(known.sum()) >= FEWEST_DOUBLED:
+        first[again] = False
+    return first

@@ -12,6 +12,7 @@ from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call, Doing, narrow
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.lags import SLOWEST_LAUNCH_NS
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.topics.pipeline.balance import slow_stages
@@ -115,6 +116,8 @@ def pauses(program: RunProgram, lag: Times) -> Times:
     if not launch.any():
         return found
     usual = float(np.median(lag[launch] - found[launch]))
+    if usual > away_after_ns(usual):  # as of a graph that is launched once a step
+        usual = SLOWEST_LAUNCH_NS
     launching = spent(program.layout, Doing.HOOKS, lag) + spent(program.layout, Doing.DISPATCHING, lag)
     away = lag - launching > away_after_ns(usual)
     found[away] = np.rint(lag[away] - usual)
