@@ -229,7 +229,6 @@ def test_a_long_collection_shows_who_asked_for_it(monkeypatch: pytest.MonkeyPatc
 def test_a_step_that_hangs_is_told_once_and_again_when_it_ends(
     watched: StackSamples, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(samples, "STUCK_NS", 1)
     monkeypatch.setattr(samples, "STUCK", 0)
     told: list[list[str] | None] = []
     ended = threading.Event()
@@ -243,6 +242,7 @@ def test_a_step_that_hangs_is_told_once_and_again_when_it_ends(
 
     watched._on_stuck = on_stuck
     watched.begin()
+    monkeypatch.setattr(samples, "STUCK_NS", 1)  # not before, or this thread may still be in a frame of ours
     assert ended.wait(60)
     watched.end()
     assert told[0] is not None

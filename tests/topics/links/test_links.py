@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tracedoc
+from tracedoc.collector.nccl import summarise_log
 from tracedoc.ranks.matching import Matching
 from tracedoc.testing import TraceBuilder
 from tracedoc.testing.cases import write_job
@@ -55,23 +56,31 @@ def test_what_remains_between_two_clocks(tmp_path: Path) -> None:
 SHARED = "the groups tp and dp share mlx5_0, 50 % of the time at once"
 
 
+def log_of(cards: dict[int, list[int]]) -> list[str]:
+    """The lines of NCCL 2.21 for groups of so many ranks, each of which takes some of two cards."""
+    lines = ["a:4:1 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_3:1/IB [RO]; OOB bond0:10.1.0.4<0>"]
+    for size, taken in cards.items():
+        group = f"comm 0x{size} rank 0 nranks {size} cudaDev 0 commId 0x{size}"
+        lines.append(f"a:4:{size} [0] NCCL INFO ncclCommInitRankConfig {group} - Init START")
+        for card in taken:
+            link = f"Channel 0{card}/0 : 0[0] -> 1[1] [send] via NET/IB/{card}/GDRDMA"
+            lines.append(f"a:4:{size} [0] NCCL INFO {link}")
+    return lines
+
+
 @pytest.mark.parametrize(
     ("cards", "begins_ms", "reason"),
     [
-        (
-            {"2": ["mlx5_0"], "4": ["mlx5_0"]},
-            40,
-            SHARED,
-        ),
-        ({"2": ["mlx5_0"], "4": ["mlx5_0"]}, 55, "none"),
-        ({"2": ["mlx5_0"], "4": ["mlx5_3"]}, 40, "none"),
-        ({"2": ["mlx5_0"], "4": ["mlx5_0", "mlx5_3"]}, 40, "none"),
+        ({2: [0], 4: [0]}, 40, SHARED),
+        ({2: [0], 4: [0]}, 55, "none"),
+        ({2: [0], 4: [1]}, 40, "none"),
+        ({2: [0], 4: [0, 1]}, 40, "none"),
         ({}, 40, "none"),
     ],
     ids=["at once", "one after the other", "a card each", "two cards of one", "no log"],
 )
 def test_two_groups_share_a_card(
-    cards: dict[str, list[str]], begins_ms: float, reason: str, tmp_path: Path
+    cards: dict[int, list[int]], begins_ms: float, reason: str, tmp_path: Path
 ) -> None:
     """The first sends from 30 to 50 ms, the second for 20 ms from when it begins."""
     for rank in range(4):
@@ -85,5 +94,5 @@ def test_two_groups_share_a_card(
             builder.collective("allreduce", start + 30, start + 50, group=pair, ranks=mine)
             builder.collective("allreduce", begin, begin + 20, group="dp", ranks=range(4), stream=21)
         builder.write(tmp_path / f"rank-{rank}.json")
-    write_job(tmp_path, range(4), {"nccl": {"cards": cards}}, "")
+    write_job(tmp_path, range(4), {"nccl": summarise_log(log_of(cards))}, "")
     assert path_reason(tracedoc.measure([tmp_path]).measurements.run) == reason
