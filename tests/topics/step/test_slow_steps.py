@@ -34,6 +34,24 @@ def test_the_step_from_which_on_a_job_is_slower(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("row", "excess_ms", "cost_ms"),
+    [("150 130 130", 50, 11), ("130 150 130", 30, 11), ("140 x3", 40, 12)],
+)
+def test_slow_steps_in_a_row_at_equal_distances(
+    tmp_path: Path, row: str, excess_ms: int, cost_ms: int
+) -> None:
+    """Seven steps of 100 ms, then three slow ones: a tenth of what these take longer is what a step costs."""
+    facts = diagnose(tmp_path, f"100 x7 {row} " * 9).facts
+    assert facts["slow_steps_pattern"].value == "regular"
+    assert facts["slow_steps_period"].value == 10
+    assert facts["slow_steps_start"].value == 8
+    assert facts["slow_steps_lasting"].value == 3
+    assert facts["slow_steps_usual_ms"].value == 100
+    assert facts["slow_steps_excess_ms"].value == pytest.approx(excess_ms)
+    assert facts["slow_steps_cost_ms"].value == pytest.approx(cost_ms, rel=0.06)
+
+
+@pytest.mark.parametrize(
     "log",
     [
         "120 x30 100 x15",

@@ -67,7 +67,7 @@ class SlowSteps(msgspec.Struct, frozen=True):
 
     A slow step takes ``excess_ns`` longer than the others, which take ``usual_ns``, at the median; over all
     logged steps they cost ``cost_ns`` a step on average. ``start`` is the first slow one, ``period`` how far
-    regular ones are apart.
+    regular ones are apart, and ``lasts`` how many steps are slow each time.
     """
 
     pattern: str
@@ -76,6 +76,7 @@ class SlowSteps(msgspec.Struct, frozen=True):
     cost_ns: float = 0.0
     start: int = 0
     period: int = 0
+    lasts: int = 1
 
 
 @once
@@ -166,33 +167,50 @@ def _regular(steps: JobSteps, length: Times) -> SlowSteps:
     """Slow steps at equal distances.
 
     Of the steps with one remainder by the distance, at least four, three quarters are among as many longest
-    of all; that this happens for any of the distances tried is less likely by chance than ``CHANCE``. What
-    they cost holds their waits for cores: workers that start, or a process that saves, come with them.
+    of all, or among those that take most more than the step before, where what makes one slow lasts for the
+    next ones as well; that this happens for any of the distances tried is less likely by chance than
+    ``CHANCE``. What they cost holds their waits for cores (workers that start, or a process that saves, come
+    with them), and the steps right behind them that are slow too: up to half of the distance.
     """
     whole = steps.length_ns - steps.gc_cost_ns
     best = SlowSteps("none", float(np.median(length)))
-    order = np.argsort(-length, kind="stable")
-    place = np.empty(length.size, dtype=np.int64)
-    place[order] = np.arange(length.size)
+    places = [_from_longest(length), _from_longest(np.diff(whole, prepend=whole[0]))]
     longest = min(LONGEST_TRIED, length.size // LEAST_REPEATS)
     periods = sorted({*range(2, longest + 1), *_usual_distances(steps.number[is_outlier(steps)])})
     sizes = [np.bincount(steps.number % period) for period in periods]
-    tried = sum(int((size >= LEAST_REPEATS).sum()) for size in sizes)
+    tried = len(places) * sum(int((size >= LEAST_REPEATS).sum()) for size in sizes)
     for period, size in zip(periods, sizes, strict=True):
         remainder = steps.number % period
-        hits = np.bincount(remainder, weights=place < size[remainder]).astype(np.int64)
-        for one in np.flatnonzero((size >= LEAST_REPEATS) & (hits >= REPEATS_FRAC * size)).tolist():
-            mine = remainder == one
-            if mine.all() or tried * _chance(int(hits[one]), int(size[one]), length.size) > CHANCE:
+        hits = [np.bincount(remainder, weights=place < size[remainder]) for place in places]
+        most = np.maximum(*hits).astype(np.int64)
+        for one in np.flatnonzero((size >= LEAST_REPEATS) & (most >= REPEATS_FRAC * size)).tolist():
+            if tried * _chance(int(most[one]), int(size[one]), length.size) > CHANCE:
                 continue
-            usual = float(np.median(whole[~mine]))
-            excess = float(np.median(whole[mine])) - usual
-            cost = float(whole[mine].mean() - whole[~mine].mean()) * int(size[one]) / length.size
+            behind = (remainder - one) % period
+            costs = [_cost_ns(whole, behind < width) for width in range(1, period // 2 + 1)]
+            width = 1 + int(np.argmax(np.array(costs) >= 0.95 * max(costs)))
+            rest, mine = whole[behind >= width], behind == 0
             # Of a distance and its multiples, of which each holds a part of the slow steps, the shortest.
-            if cost > 1.05 * best.cost_ns:
+            if rest.size and costs[width - 1] > 1.05 * best.cost_ns:
+                usual = float(np.median(rest))
+                excess = float(np.median(whole[mine])) - usual
                 start = int(steps.number[mine][0])
-                best = SlowSteps("regular", usual, excess, cost, start, period)
+                best = SlowSteps("regular", usual, excess, costs[width - 1], start, period, width)
     return best
+
+
+def _from_longest(values: Times) -> Ints:
+    """The place of each value among all, from the longest one on."""
+    place = np.empty(values.size, dtype=np.int64)
+    place[np.argsort(-values, kind="stable")] = np.arange(values.size)
+    return place
+
+
+def _cost_ns(length: Times, slow: NDArray[np.bool_]) -> float:
+    """What slow steps cost a step: how much longer than the others they are, over all; 0 where all are."""
+    if slow.all():
+        return 0.0
+    return float(length[slow].mean() - length[~slow].mean()) * int(slow.sum()) / length.size
 
 
 def _usual_distances(numbers: Ints) -> list[int]:
@@ -265,6 +283,15 @@ def slow_steps_period(run: RunView) -> Value:
     if isinstance(found, Unknown):
         return found
     return found.period or Unknown("slow steps do not come at equal distances")
+
+
+@run_fact(unit="count")
+def slow_steps_lasting(run: RunView) -> Value:
+    """How many steps are slow each time, where what comes at equal distances makes more than one slow."""
+    found = _found(run)
+    if isinstance(found, Unknown):
+        return found
+    return found.lasts if found.lasts > 1 else Unknown("slow steps come one at a time")
 
 
 def _found(run: RunView) -> SlowSteps | Unknown:
@@ -397,8 +424,8 @@ def _slow_and_others(run: RunView, rank: RankJob) -> tuple[list[SampledStep], li
         before = [one for one in usual if one.number < found.start]
         return [one for one in sampled if one.number >= found.start], before, True
     if isinstance(found, SlowSteps) and pattern == "regular":
-        mine = [one for one in sampled if one.long and (one.number - found.start) % found.period == 0]
-        return mine, usual, True
+        slow = [one for one in sampled if (one.number - found.start) % found.period < found.lasts]
+        return [one for one in slow if one.long], usual, True
     return [one for one in sampled if one.long], usual, False
 
 
