@@ -184,18 +184,19 @@ def _regular(steps: JobSteps, length: Times) -> SlowSteps:
         hits = [np.bincount(remainder, weights=place < size[remainder]) for place in places]
         most = np.maximum(*hits).astype(np.int64)
         for one in np.flatnonzero((size >= LEAST_REPEATS) & (most >= REPEATS_FRAC * size)).tolist():
-            if tried * _chance(int(most[one]), int(size[one]), length.size) > CHANCE:
-                continue
             behind = (remainder - one) % period
-            costs = [_cost_ns(whole, behind < width) for width in range(1, period // 2 + 1)]
-            width = 1 + int(np.argmax(np.array(costs) >= 0.95 * max(costs)))
-            rest, mine = whole[behind >= width], behind == 0
+            later = bool((behind >= period // 2).any())
+            if not later or tried * _chance(int(most[one]), int(size[one]), length.size) > CHANCE:
+                continue
+            lasts = _steps_slow(whole, behind, period // 2)
+            mine, rest = behind < lasts, whole[behind >= lasts]
+            cost = (float(whole[mine].mean()) - float(rest.mean())) * int(mine.sum()) / length.size
             # Of a distance and its multiples, of which each holds a part of the slow steps, the shortest.
-            if rest.size and costs[width - 1] > 1.05 * best.cost_ns:
+            if cost > 1.05 * best.cost_ns:
                 usual = float(np.median(rest))
-                excess = float(np.median(whole[mine])) - usual
-                start = int(steps.number[mine][0])
-                best = SlowSteps("regular", usual, excess, costs[width - 1], start, period, width)
+                excess = float(np.median(whole[behind == 0])) - usual
+                start = int(steps.number[behind == 0][0])
+                best = SlowSteps("regular", usual, excess, cost, start, period, lasts)
     return best
 
 
@@ -206,11 +207,18 @@ def _from_longest(values: Times) -> Ints:
     return place
 
 
-def _cost_ns(length: Times, slow: NDArray[np.bool_]) -> float:
-    """What slow steps cost a step: how much longer than the others they are, over all; 0 where all are."""
-    if slow.all():
-        return 0.0
-    return float(length[slow].mean() - length[~slow].mean()) * int(slow.sum()) / length.size
+def _steps_slow(length: Times, behind: Ints, most: int) -> int:
+    """How many steps are slow each time, the first of which are 0 ``behind``: one, and at most so many.
+
+    Three quarters of each of the next ones are longer than three quarters of those that come later.
+    """
+    usual = float(np.quantile(length[behind >= most], 0.75))
+    lasts = 1
+    while lasts < most and (next_ones := length[behind == lasts]).size:
+        if float(np.quantile(next_ones, 0.25)) <= usual:
+            break
+        lasts += 1
+    return lasts
 
 
 def _usual_distances(numbers: Ints) -> list[int]:
