@@ -11,7 +11,7 @@ import pytest
 from tracedoc.run.job import Job, RankJob
 from tracedoc.run.machine import SampledStep, Samples, Stacks
 from tracedoc.run.steplog import STEP, StepLog
-from tracedoc.topics.step.slow_steps import slow_steps_code, slow_steps_code_ms, slow_steps_doing
+from tracedoc.topics.step.slow_code import slow_steps_code, slow_steps_code_ms, slow_steps_doing
 from tracedoc.values import Unknown
 
 MAIN = "train.py(30): main@41"

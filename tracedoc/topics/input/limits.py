@@ -10,7 +10,7 @@ from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind
 from tracedoc.topics.input.run import loader_index_frac, training_thread_busy_frac
 from tracedoc.topics.step.long_steps import long_step_kind
 from tracedoc.topics.step.rank import compute_ms, step_ms
-from tracedoc.topics.step.slow_steps import slow_code
+from tracedoc.topics.step.slow_code import slow_code
 from tracedoc.values import Unknown, Value
 
 LIMITS = (
