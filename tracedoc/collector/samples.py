@@ -30,7 +30,7 @@ SAMPLED_KEPT = 48
 """So many long steps are kept, and so many others."""
 
 OTHERS = 8
-"""Of other steps those are sampled from twice this on, half as many from each power of two to the next."""
+"""Of other steps, from twice this number on, half as many are sampled from one power of two to the next."""
 
 PAUSES = 8
 """Of a usual step so many samples are taken, at most one in 5 ms."""
@@ -178,7 +178,8 @@ class StackSamples:
 
     After a long step the next one is sampled from its beginning on, and that which comes as much later as the
     last two lay apart; of the others ever fewer: 16, 20, 24, 28, 32, 40, 48, and so on. ``on_stuck`` gets the
-    stack of a step that hangs, and ``None`` when it ends after all; ``on_look`` is called when one may be so.
+    stack of a step that hangs, and ``None`` when it ends after all; ``on_look`` is called whenever that is
+    looked at.
     """
 
     def __init__(

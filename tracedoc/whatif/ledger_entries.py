@@ -127,7 +127,7 @@ def _of_family(
     least = NOTHING * plays.base_ms
     members = {name: family.members[name] for name, one in weights.items() if one.size > least}
     entries = [
-        Entry(name, split, weights[name], tuple(one for one in (members.get(name),) if one))
+        Entry(name, split, weights[name], (members[name],) if name in members else ())
         for name, split in split_by_size(named, weights).items()
     ]
     if family.rest:
