@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tracedoc.collector import loading
+from tracedoc.collector import evidence, loading
 from tracedoc.collector.loading import LoaderWatch, awaited, count_tokens, read_worker
 
 torch = pytest.importorskip("torch", reason="watches DataLoaders of torch")
@@ -58,6 +58,17 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> LoaderWatch:
     found = LoaderWatch()
     found.begin()
     return found
+
+
+def test_a_loader_of_another_make_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one of the methods that are watched none is replaced, and the first step tells of the rest."""
+    home = data.dataloader
+    usual = home._BaseDataLoaderIter.__next__
+    monkeypatch.delattr(home._BaseDataLoaderIter, "_next_index")
+    monkeypatch.setitem(evidence._watches, os.getpid(), SimpleNamespace(loader=LoaderWatch(), device=None))
+    optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    assert "framework" in evidence.on_first_step(optimizer)
+    assert home._BaseDataLoaderIter.__next__ is usual
 
 
 def test_batches_iterators_and_tokens_are_counted(watch: LoaderWatch) -> None:

@@ -80,6 +80,26 @@ def test_a_thread_that_ran_for_less_than_half_is_not_named(beside: Stacks) -> No
     assert isinstance(slow_steps_doing(run), Unknown)
 
 
+@pytest.mark.parametrize(
+    ("beside_ms", "usual_ms", "named"),
+    [(26.0, 0.0, True), (24.0, 0.0, False), (58.0, 20.0, False), (62.0, 20.0, True)],
+)
+def test_a_thread_is_judged_by_steps_that_were_sampled_whole(
+    beside_ms: float, usual_ms: float, named: bool
+) -> None:
+    """A whole slow step takes 100 ms, 50 more than usual; of another one only its last 40 ms were sampled.
+
+    A thread that runs in every step is named where slow ones make that longer by twice as much.
+    """
+    steps = [
+        SampledStep(16, ((50.0, TRAIN),), ((usual_ms, THREAD),), whole=True, long=False),
+        SampledStep(20, ((100.0, TRAIN),), ((beside_ms, THREAD),), whole=True),
+        SampledStep(30, ((40.0, TRAIN),)),
+    ]
+    found = "`upload` (`train.py:60`) in a thread beside training" if named else "none"
+    assert slow_steps_code(run_of_ranks(steps)) == found
+
+
 TRAIN = (TORCH, MAIN)
 STATISTICS = ("train.py(50): track@52", MAIN)
 BATCH = ("train.py(5): batch@6", MAIN)

@@ -47,18 +47,24 @@ class SlowCode(msgspec.Struct, frozen=True):
 
 
 class TakesLonger(msgspec.Struct, frozen=True):
-    """What each function takes longer in the slow steps of a rank than in others: the ms of all of them.
+    """What each function takes longer in so many slow ``steps`` of a rank than in others: ms of all of them.
 
-    ``None`` stands for what the thread that trains does in every step; ``saved_ms`` is spent writing tensors.
-    What takes less than ``least_ms`` may do so by chance.
+    ``None`` stands for what the thread that trains does in every step; ``total_ms`` is what those steps take
+    longer, and what takes less than ``least_ms`` may do so by chance.
     """
 
     steps: int
     total_ms: float
     by_place: Mapping[CodePlace | None, float]
-    beside: Mapping[CodePlace | None, float]
-    saved_ms: Mapping[CodePlace | None, float]
     least_ms: Mapping[CodePlace | None, float]
+
+    @property
+    def main_place(self) -> CodePlace | None:
+        """The function that takes half of what slow steps take longer, and not by chance."""
+        place = max(filter(None, self.by_place), key=lambda one: self.by_place[one], default=None)
+        ms = self.by_place.get(place, 0.0)
+        explains = ms >= NAMED_SHARE * self.total_ms > 0 and ms >= self.least_ms.get(place, 0.0)
+        return place if explains else None
 
 
 @once
@@ -68,58 +74,67 @@ def slow_code(run: RunView) -> SlowCode | None:
     Where the thread that trains does what it always does, the function that another thread runs for half
     of that time. Ranks are in it that are for half as long as the one that is longest: others wait for them.
     """
-    longer = [
-        (rank, _takes_longer(run, rank))
-        for rank in (run.job.ranks if run.job is not None else ())
-        if rank.samples.sampled
-    ]
     found: list[SlowCode] = []
-    for rank, one in longer:
-        for by_place, of_threads in ((one.by_place, False), (one.beside, True)):
-            place = max(filter(None, by_place), key=lambda each: by_place[each], default=None)
-            if place is None or (not of_threads and by_place[place] < one.least_ms.get(place, 0.0)):
-                continue
-            if by_place[place] >= NAMED_SHARE * one.total_ms > 0:
-                doing = BESIDE if of_threads else _doing(place, one)
-                found.append(SlowCode(place, rank, (), doing, by_place[place] / one.steps))
-                break
+    longer: dict[bool, list[tuple[RankJob, TakesLonger]]] = {False: [], True: []}
+    for rank in run.job.ranks if run.job is not None else ():
+        if not rank.samples.sampled:
+            continue
+        slow, others, ordered = _slow_and_others(run, rank)
+        named = False
+        for beside in (False, True):
+            one = _takes_longer(rank, slow, others, ordered=ordered, beside=beside)
+            longer[beside].append((rank, one))
+            place = one.main_place
+            if place is not None and not named:
+                named = True
+                doing = BESIDE if beside else _doing(place, rank, slow, one)
+                found.append(SlowCode(place, rank, (), doing, one.by_place[place] / one.steps))
     if not found:
         return None
     most = max(found, key=lambda one: (one.doing != BESIDE, one.ms))
-    involved = []
-    for rank, one in longer:
-        by_place = one.beside if most.doing == BESIDE else one.by_place
-        if by_place.get(most.place, 0.0) >= NAMED_SHARE * most.ms * one.steps > 0:
-            involved.append(rank.rank)
+    involved = [
+        rank.rank
+        for rank, one in longer[most.doing == BESIDE]
+        if one.by_place.get(most.place, 0.0) >= NAMED_SHARE * most.ms * one.steps > 0
+    ]
     return msgspec.structs.replace(most, ranks=tuple(involved))
 
 
-def _doing(place: CodePlace, longer: TakesLonger) -> str:
+def _doing(place: CodePlace, rank: RankJob, slow: Sequence[SampledStep], longer: TakesLonger) -> str:
     if place.loading:
         return LOADING
-    return SAVING if longer.saved_ms.get(place, 0.0) >= NAMED_SHARE * longer.by_place[place] else OTHER
-
-
-def _takes_longer(run: RunView, rank: RankJob) -> TakesLonger:
-    """What a rank does longer in the slow steps of the log that were sampled than in usual ones."""
-    loop = {frame.rpartition("@")[0] for frame in rank.samples.loop}
-    slow, others, ordered = _slow_and_others(run, rank)
-    whole = sum(one.whole for one in slow)
-    by_place = _ms_by_place(slow, others, whole, loop)
-    saved: dict[CodePlace | None, float] = defaultdict(float)
-    for step in slow:
-        for ms, frames in step.stacks:
-            if any("torch/serialization.py" in one or "safetensors" in one for one in frames):
-                saved[place_of_stack(frames, loop)] += ms
-    beside = _ms_by_place(
-        [replace(one, stacks=one.beside) for one in slow],
-        [replace(one, stacks=one.beside) for one in others],
-        whole,
-        (),
+    loop = _loop(rank)
+    saved = sum(
+        ms
+        for step in slow
+        for ms, frames in step.stacks
+        if any("torch/serialization.py" in one or "safetensors" in one for one in frames)
+        and place_of_stack(frames, loop) == place
     )
+    return SAVING if saved >= NAMED_SHARE * longer.by_place[place] else OTHER
+
+
+def _takes_longer(
+    rank: RankJob, slow: Sequence[SampledStep], others: Sequence[SampledStep], *, ordered: bool, beside: bool
+) -> TakesLonger:
+    """What a rank, or threads ``beside`` the one that trains, do longer in ``slow`` steps than in ``others``.
+
+    Of a step that was sampled only from when it took longer than usual, all that the thread that trains does
+    is more than usual, and what other threads did before is unknown: they are judged by whole steps, if any.
+    """
+    whole = [one for one in slow if one.whole]
+    judged = whole if beside and whole else slow
+    longer = sum(_ms_by_place(judged, others, len(whole), _loop(rank)).values())
+    if beside:
+        judged, others = [[replace(one, stacks=one.beside) for one in of] for of in (judged, others)]
+    loop = () if beside else _loop(rank)
     usual = _ms_by_place(others, (), 0, loop) if not ordered else {}
-    least = {place: OWN * ms * len(slow) / len(others) for place, ms in usual.items()}
-    return TakesLonger(len(slow), sum(by_place.values()), by_place, beside, saved, least)
+    least = {place: OWN * ms * len(judged) / len(others) for place, ms in usual.items()}
+    return TakesLonger(len(judged), longer, _ms_by_place(judged, others, len(whole), loop), least)
+
+
+def _loop(rank: RankJob) -> Container[str]:
+    return {frame.rpartition("@")[0] for frame in rank.samples.loop}
 
 
 def _slow_and_others(run: RunView, rank: RankJob) -> tuple[list[SampledStep], list[SampledStep], bool]:
@@ -218,9 +233,8 @@ def gc_code(run: RunView) -> Value:
     """
     by_place: dict[CodePlace, float] = defaultdict(float)
     for rank in run.job.ranks if run.job is not None else ():
-        loop = {frame.rpartition("@")[0] for frame in rank.samples.loop}
         for ms, frames in rank.collecting:
-            if (place := place_of_stack(frames, loop)) is not None:
+            if (place := place_of_stack(frames, _loop(rank))) is not None:
                 by_place[place] += ms
     if not by_place:
         return Unknown("no stacks of long collections are known (`tracedoc collect`)")
