@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ from tracedoc.run.job import Job, RankJob
 from tracedoc.run.machine import SampledStep, Samples, Stacks
 from tracedoc.run.steplog import STEP, StepLog
 from tracedoc.topics.step.slow_code import slow_steps_code, slow_steps_code_ms, slow_steps_doing
+from tracedoc.topics.step.slow_steps import slow_steps_pattern
 from tracedoc.values import Unknown
 
 MAIN = "train.py(30): main@41"
@@ -153,3 +155,23 @@ def test_at_equal_distances_only_those_count() -> None:
     sampled.append(SampledStep(14, ((150.0, SAVE),)))
     lengths = tuple(150 if n % 10 == 0 else 250 if n == 14 else 100 for n in range(1, 51))
     assert slow_steps_code(run_of_ranks(sampled, lengths_ms=lengths)) == "`evaluate` (`train.py:70`)"
+
+
+def test_a_thread_costs_what_steps_take_longer_than_those_in_which_it_does_not_run() -> None:
+    """40 logged steps, of which 16 take 70 ms and the others 50: 58 on average.
+
+    The two that were sampled while the thread hardly ran took 49 and 51 ms, that is 50 at the median.
+    """
+    steps = [
+        SampledStep(16, ((49.0, TRAIN),), whole=True, long=False),
+        SampledStep(18, ((51.0, TRAIN),), ((5.0, THREAD),), whole=True, long=False),
+        SampledStep(22, ((70.0, TRAIN),), ((30.0, THREAD),), whole=True, long=False),
+        SampledStep(24, ((160.0, TRAIN),), ((100.0, THREAD),), whole=True),
+        SampledStep(30, ((30.0, TRAIN),)),
+    ]
+    random = Random(1)
+    lengths = [70] * 16 + [50] * 24
+    random.shuffle(lengths)
+    run = run_of_ranks(steps, lengths_ms=(*[50] * 5, *lengths))
+    assert slow_steps_pattern(run) == "none"
+    assert slow_steps_code_ms(run) == pytest.approx(8.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.code_places import NAMED_SHARE
@@ -198,14 +200,31 @@ def slow_steps_doing(run: RunView) -> Value:
 
 @run_fact(unit="ms")
 def slow_steps_code_ms(run: RunView) -> Value:
-    """What :func:`slow_steps_code` takes, spread over all steps, where the log shows no slow steps."""
+    """What :func:`slow_steps_code` takes, spread over all steps, where the log shows no slow steps.
+
+    A thread beside training costs more than it runs for, and also steps that are not far longer than usual:
+    what the mean step takes longer than the median one of those in which it runs for less than half as long.
+    """
     found, slow = slow_code(run), slow_steps(run)
     if found is None:
         return NO_FUNCTION
     if isinstance(slow, SlowSteps) and slow.pattern != "none":
         return Unknown("the log of all steps tells what slow ones cost")
+    steps, without = job_steps(run), _steps_without(run, found) if found.doing == BESIDE else []
+    if isinstance(steps, JobSteps) and without:
+        return max(float(steps.length_ns.mean()) / 1e6 - float(np.median(without)), 0.0)
     samples = found.longest.samples
     return found.ms * samples.long / max(samples.steps, 1)
+
+
+def _steps_without(run: RunView, found: SlowCode) -> list[float]:
+    """Lengths in ms of the steps that were sampled whole while a thread hardly ran."""
+    lengths = []
+    for one in itertools.chain(*_slow_and_others(run, found.longest)[:2]):
+        ran = sum(ms for ms, frames in one.beside if place_of_stack(frames, ()) == found.place)
+        if one.whole and ran < NAMED_SHARE * found.ms:
+            lengths.append(sum(ms for ms, _ in one.stacks))
+    return lengths
 
 
 @run_fact(unit="count")
