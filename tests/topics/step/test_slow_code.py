@@ -165,7 +165,7 @@ def test_a_thread_costs_what_steps_take_longer_than_those_in_which_it_does_not_r
     steps = [
         SampledStep(16, ((49.0, TRAIN),), whole=True, long=False),
         SampledStep(18, ((51.0, TRAIN),), ((5.0, THREAD),), whole=True, long=False),
-        SampledStep(22, ((70.0, TRAIN),), ((30.0, THREAD),), whole=True, long=False),
+        SampledStep(22, ((70.0, TRAIN),), ((50.0, THREAD),), whole=True, long=False),
         SampledStep(24, ((160.0, TRAIN),), ((100.0, THREAD),), whole=True),
         SampledStep(30, ((30.0, TRAIN),)),
     ]
