@@ -71,6 +71,21 @@ def link_efficiency_frac(run: RunView) -> Value:
     return share if share <= MOST_EFFICIENT else Unknown("transfers are faster than this link should allow")
 
 
+@run_fact(unit="gbps", needs=("gpu", "collectives", "multi_rank"))
+def transfer_gbps_between_hosts(run: RunView) -> Value:
+    """Bandwidth that transfers of groups reach that span hosts, where none stays within one.
+
+    The trace does not name the network, so that it is not known what it should give.
+    """
+    found = _compared(run)
+    if isinstance(found, Unknown):
+        return found
+    device = run.digests[0].device
+    if _is_known(found) or size_curve(device, 2) is None:
+        return Unknown("groups stay within hosts, or the device is not known")
+    return _weighted(found, found.gbps)
+
+
 def half_rate_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.float64] | Unknown:
     """The size that reaches half of the link's rate, for each of a rank's collectives."""
     halves = of_curves(run, digest, lambda curve: curve.half_bytes)
