@@ -275,7 +275,7 @@ static Verdict keep_shape(Events *events, const Event *event, int32_t row)
 /* Keep a complete event or an instant, unless nobody wants it. */
 static Verdict keep(Events *events, const Event *event, bool complete, const uint8_t *begin)
 {
-    const uint32_t heads_and_times = 1u << NAME | 1u << TS;
+    const uint32_t heads_and_times = 1u << NAME | 1u << TS | (complete ? 1u << DUR : 0);
     if (event->odd || (event->seen & heads_and_times) != heads_and_times)
         return ODD;
     Times times = {0, 0, NO_ID, NO_ID};

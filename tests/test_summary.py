@@ -30,8 +30,8 @@ def lanes(tmp_path: Path, text: str, *, ranks: int, keep: int | None = None, ste
 
 
 def test_what_takes_no_time_has_no_answer(tmp_path: Path) -> None:
-    kernel = '{"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 5, "dur": 0}'
-    (tmp_path / "rank-0.json").write_text(f'{{"traceEvents": [{kernel}]}}')
+    memset = '{"ph": "X", "cat": "gpu_memset", "name": "Memset", "pid": 0, "tid": 7, "ts": 5, "dur": 0}'
+    (tmp_path / "rank-0.json").write_text(f'{{"traceEvents": [{memset}]}}')
     assert diagnose([tmp_path]).summary == "No answer: what was recorded takes no time."
 
 

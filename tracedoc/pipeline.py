@@ -255,10 +255,12 @@ def measure(
 
 
 def _left_out(digest: RankDigest) -> Limit:
-    why = "its file is cut off" if digest.truncated else "its records end"
+    lost = any(limit.code == "lost-kernels" for limit in digest.limits)
+    ended = "its file is cut off before" if digest.truncated else "its records end before"
+    why = "kernels are missing in" if lost else ended
     return Limit(
         "rank-left-out",
-        f"rank {digest.rank} is left out: {why} before a step that the others show is whole",
+        f"rank {digest.rank} is left out: {why} a step that the others show is whole",
         "whether they wait for it is unknown, and all findings have low confidence",
     )
 

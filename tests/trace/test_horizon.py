@@ -11,7 +11,7 @@ import pytest
 
 from tracedoc.errors import InputError
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.horizon import cut_at, kernels_end
+from tracedoc.trace.horizon import cut_at, kernels_end, without_length
 from tracedoc.trace.kineto import read_trace
 
 
@@ -72,6 +72,22 @@ def test_a_few_kernels_that_ran_when_the_capture_was_over_end_nothing() -> None:
     launched = np.arange(100)
     assert kernels_end(launched, launched >= 99) is None
     assert kernels_end(launched[:0], launched[:0] > 0) is None
+
+
+@pytest.mark.parametrize(
+    ("lengths_us", "unknown"),
+    [
+        ([3.25, 0, 2, 0, 0], [1, 3, 4]),  # exact times: no kernel takes none
+        ([3, 0, 2, 0, 0], [1]),  # kernel 0 takes three, kernel 2 always less than one
+        ([0, 0, 0, 0, 0], [0, 1, 2, 3, 4]),
+        ([3, 4, 2, 1, 0], []),
+    ],
+)
+def test_a_kernel_of_no_length_has_an_unknown_one_unless_times_are_rounded(
+    lengths_us: list[float], unknown: list[int]
+) -> None:
+    lengths = np.array([round(1000 * one) for one in lengths_us])
+    assert np.flatnonzero(without_length(lengths, np.array([0, 0, 1, 2, 2]))).tolist() == unknown
 
 
 def operator(name: str, ts: float, dur: float = 10, **args: Any) -> dict[str, Any]:

@@ -247,8 +247,8 @@ def test_events_at_impossible_times_are_left_out(bad: str) -> None:
     trace = read(WHOLE.replace('"ts": 200,', f'"ts": {bad},'))
     assert names(trace) == ["op0", "op1", "op3", "op4"]
     assert codes(trace) == ["impossible-times"]
-    assert "without a possible time: 1;" in trace.limits[0].message
-    with pytest.raises(InputError, match="without a possible time"):
+    assert "without a possible time or length: 1;" in trace.limits[0].message
+    with pytest.raises(InputError, match="without a possible time or length"):
         read(WHOLE.replace('"ts": 200,', f'"ts": {bad},'), strict=True)
 
 
@@ -262,6 +262,14 @@ def test_times_whose_differences_would_overflow_are_impossible(ts: str, dur: flo
     assert names(trace) == ["d", "a", "c"]
     assert codes(trace) == ["impossible-times"]
     assert int(trace.end_ns.max()) - int(trace.ts_ns.min()) < 2**63
+
+
+def test_an_event_without_a_duration_is_no_instant() -> None:
+    lacking = {name: value for name, value in event("b", 2).items() if name != "dur"}
+    instant = {**lacking, "ph": "i", "name": "c"}
+    trace = read(json.dumps({"traceEvents": [event("a", 1, 5), lacking, instant]}))
+    assert (names(trace), trace.dur_ns.tolist()) == (["a", "c"], [5000, 0])
+    assert "without a possible time or length: 1;" in trace.limits[0].message
 
 
 def test_negative_durations_count_as_instants() -> None:

@@ -56,7 +56,7 @@ PLAIN: dict[str, tuple[Callable[[], bytes], int | None]] = {
     "names": (
         lambda: (
             b"["
-            + b",".join(b'{"ph":"X","cat":"cpu_op","ts":1,"name":"%x"}' % i for i in range(20_000))
+            + b",".join(b'{"ph":"X","cat":"cpu_op","ts":1,"dur":1,"name":"%x"}' % i for i in range(20_000))
             + b"]"
         ),
         20_000,

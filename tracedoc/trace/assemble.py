@@ -25,7 +25,7 @@ from tracedoc.trace.columns import (
 from tracedoc.trace.compact import NO_ID, Coded, Growing, GrowingIds, Sparse, narrowest
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE
-from tracedoc.trace.horizon import check_unit, cut_at, first_of_each
+from tracedoc.trace.horizon import check_unit, cut_at, first_of_each, without_length
 from tracedoc.trace.metadata import (
     Header,
     as_int,
@@ -116,6 +116,9 @@ class Columns:
         heads, names = self._take("head"), tuple(category_text(name) for name in self._heads.names)
         kind = np.array(self._heads.kind, dtype=np.uint8)[heads]
         ts, dur = self._take("ts"), self._take("dur")
+        kernels = np.flatnonzero(kind == Kind.KERNEL)
+        named = np.array(self._heads.name, dtype=np.int32)[heads[kernels]]
+        dur[kernels[without_length(dur[kernels], named)]] = IMPOSSIBLE
         impossible = (ts < -_ABSOLUTE_NS) | (ts > _LATEST_NS) | (dur == IMPOSSIBLE) | (dur > _LONGEST_NS)
         negative = (dur < 0) & ~impossible
         kept = (kind != DROPPED) & ~impossible
@@ -126,7 +129,7 @@ class Columns:
                 TraceLimit(
                     "impossible-times",
                     path,
-                    f"events without a possible time: {broken:,}; of negative length: {clamped:,}",
+                    f"events without a possible time or length: {broken:,}; of negative length: {clamped:,}",
                     "the former are left out, the latter count as instants",
                 )
             )

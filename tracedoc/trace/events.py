@@ -195,7 +195,10 @@ class EventDecoder:
             [event.args for event in events],
             [_loose_metadata(item) for item in items if item.get("ph") == "M"],
             np.array([_decimal_ns(item.get("ts")) for item in kept], dtype=np.int64),
-            np.array([_decimal_ns(item.get("dur", 0)) for item in kept], dtype=np.int64),
+            np.array(
+                [_decimal_ns(item.get("dur", 0 if item["ph"] == "i" else None)) for item in kept],
+                dtype=np.int64,
+            ),
             {row: fields for row, fields in collectives.items() if fields.name is not None},
         )
 

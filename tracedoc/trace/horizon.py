@@ -110,6 +110,22 @@ def check_unit(path: str, kind: npt.NDArray[np.uint8], ts: Int64Array, dur: Int6
         )
 
 
+def without_length(lengths: Int64Array, names: npt.NDArray[Any]) -> Mask:
+    """Which kernels have length 0 because theirs is not known; ``names`` are numbers of names.
+
+    No kernel takes no time. Of times in whole microseconds 0 stands for less than one; not where a kernel of
+    that name takes two or more whenever it takes any, and not where none in the trace takes any.
+    """
+    none = lengths == 0
+    if not none.any() or none.all() or (lengths % 1_000).any():
+        return none
+    never = np.iinfo(np.int64).max
+    shortest = np.full(int(names.max()) + 1, never)
+    np.minimum.at(shortest, names[~none], lengths[~none])
+    least = shortest[names]
+    return np.asarray(none & (least > 1_000) & (least < never))
+
+
 def first_of_each(
     ordered_ts: Int64Array, said: Sequence[npt.NDArray[np.integer]], ids: Sequence[npt.NDArray[np.integer]]
 ) -> npt.NDArray[np.bool_]:

@@ -79,7 +79,7 @@ class Complete(msgspec.Struct, Generic[Category, Time], gc=False, tag_field="ph"
     pid: Any = -1
     tid: Any = -1
     ts: Time = float("nan")  # type: ignore[assignment]
-    dur: float = 0.0
+    dur: float = float("nan")  # without one, the event has no possible length
     args: Args = NO_ARGS
 
 
