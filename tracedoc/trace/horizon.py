@@ -116,7 +116,7 @@ def without_length(lengths: Int64Array, names: npt.NDArray[Any]) -> Mask:
     No kernel takes no time. Of times in whole microseconds 0 stands for less than one; not where a kernel of
     that name takes two or more whenever it takes any, and not where none in the trace takes any.
     """
-    none = lengths == 0
+    none: Mask = lengths == 0
     if not none.any() or none.all() or (lengths % 1_000).any():
         return none
     never = np.iinfo(np.int64).max
