@@ -26,8 +26,33 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 
 
+class Screen:
+    """A page that shows one file after another, and notes all that these complain of or ask for."""
+
+    def __init__(self, context: Any) -> None:
+        self.page = context.new_page()
+        self.shown, self.noted = "about:blank", list[str]()
+        self.page.on("console", lambda message: self.noted.append(message.text))
+        self.page.on("pageerror", lambda error: self.noted.append(str(error)))
+        self.page.on("request", lambda request: self._asked(request.url))
+        self.page.on("dialog", lambda dialog: self.noted.append(dialog.message))
+
+    def _asked(self, url: str) -> None:
+        if url != self.shown:
+            self.noted.append(url)
+
+    def show(self, url: str) -> list[str]:
+        self.shown, self.noted = url, []
+        self.page.goto(url)
+        return self.noted
+
+
+Browser = dict[bool, Screen]
+"""A screen with scripts and one without: each costs as much as a window of its own."""
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> Iterator[Browser]:
     flags = [
         "--disable-gpu",
         "--disable-background-networking",
@@ -36,7 +61,9 @@ def browser() -> Iterator[Any]:
     ]
     with sync_api.sync_playwright() as player:
         chromium = player.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield chromium
+        yield {
+            scripts: Screen(chromium.new_context(java_script_enabled=scripts)) for scripts in (True, False)
+        }
         chromium.close()
 
 
@@ -48,26 +75,32 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def opened(browser: Any, file: Path, **how: Any) -> tuple[Any, list[str]]:
+def opened(
+    browser: Browser,
+    file: Path,
+    *,
+    scripts: bool = True,
+    width: int = 1280,
+    height: int = 900,
+    scheme: str = "light",
+) -> tuple[Any, list[str]]:
     """Open a page; the list fills with everything that it complains of or asks for."""
-    page = browser.new_context(**how).new_page()
-    noted: list[str] = []
-    page.on("console", lambda message: noted.append(message.text))
-    page.on("pageerror", lambda error: noted.append(str(error)))
-    page.on("request", lambda request: noted.append(request.url) if request.url != file.as_uri() else None)
-    page.on("dialog", lambda dialog: noted.append(dialog.message))
-    page.goto(file.as_uri())
-    return page, noted
+    screen = browser[scripts]
+    screen.show("about:blank")  # nothing is left of what was shown before
+    screen.page.mouse.move(0, 0)
+    screen.page.set_viewport_size({"width": width, "height": height})
+    screen.page.emulate_media(media="screen", color_scheme=scheme)
+    return screen.page, screen.show(file.as_uri())
 
 
 @pytest.mark.parametrize("name", sorted(DIAGNOSES))
-def test_page_complains_of_nothing_and_asks_for_nothing(browser: Any, pages: Path, name: str) -> None:
+def test_page_complains_of_nothing_and_asks_for_nothing(browser: Browser, pages: Path, name: str) -> None:
     page, noted = opened(browser, pages / f"{name}.html")
     assert noted == []
     assert page.locator("h1").count() == 1
 
 
-def test_zoom_shows_half_of_the_step_and_the_whole_again(browser: Any, pages: Path) -> None:
+def test_zoom_shows_half_of_the_step_and_the_whole_again(browser: Browser, pages: Path) -> None:
     page, _ = opened(browser, pages / "sharded.html")
     drawing = page.locator("#picture svg.states").first
     assert drawing.get_attribute("viewBox") == "0 0 1000 10"
@@ -78,7 +111,7 @@ def test_zoom_shows_half_of_the_step_and_the_whole_again(browser: Any, pages: Pa
     assert drawing.get_attribute("viewBox") == "0 0 1000 10"
 
 
-def test_pan_stops_at_the_end_of_the_step(browser: Any, pages: Path) -> None:
+def test_pan_stops_at_the_end_of_the_step(browser: Browser, pages: Path) -> None:
     page, _ = opened(browser, pages / "sharded.html")
     page.get_by_text("Zoom in").first.click()
     for _ in range(9):
@@ -86,16 +119,18 @@ def test_pan_stops_at_the_end_of_the_step(browser: Any, pages: Path) -> None:
     assert page.locator(".shown").first.inner_text() == "200 ms to 400 ms"
 
 
-def test_copy_gives_the_code_of_the_fix(browser: Any, pages: Path) -> None:
-    page, _ = opened(browser, pages / "sharded.html", permissions=["clipboard-read", "clipboard-write"])
+def test_copy_gives_the_code_of_the_fix(browser: Browser, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     code = page.locator("article pre").first.text_content()
     page.locator("article .copy-button").first.click()
     page.get_by_text("Copied").wait_for()
     assert page.evaluate("navigator.clipboard.readText()") == code
+    page.context.clear_permissions()
 
 
-def test_page_reads_without_scripts(browser: Any, pages: Path) -> None:
-    page, noted = opened(browser, pages / "sharded.html", java_script_enabled=False)
+def test_page_reads_without_scripts(browser: Browser, pages: Path) -> None:
+    page, noted = opened(browser, pages / "sharded.html", scripts=False)
     assert noted == []
     assert not page.get_by_text("Zoom in").first.is_visible()
     assert not page.locator("#search").is_visible()
@@ -157,7 +192,7 @@ def compared() -> Sheet:
 
 
 @pytest.mark.parametrize("width", [390, 1280, 1920])
-def test_no_word_is_broken_and_nothing_is_cut(browser: Any, pages: Path, width: int) -> None:
+def test_no_word_is_broken_and_nothing_is_cut(browser: Browser, pages: Path, width: int) -> None:
     """The longest cause of a late rank, the smallest share, evidence of a comparison; no backtick is left."""
     diagnosis = DIAGNOSES["sharded"]()
     late = replace(
@@ -172,17 +207,17 @@ def test_no_word_is_broken_and_nothing_is_cut(browser: Any, pages: Path, width: 
     write_report(whole, str(pages / "late.html"))
     (pages / "compared.html").write_text(sheet_page(compared()), encoding="utf-8")
     for name in ("late", "healthy", "cpu", "compared"):
-        page, _ = opened(browser, pages / f"{name}.html", viewport={"width": width, "height": 900})
+        page, _ = opened(browser, pages / f"{name}.html", width=width)
         page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
         assert page.evaluate(BROKEN) == [], name
         assert "`" not in page.locator("body").inner_text(), name
 
 
-def test_the_head_has_the_waterfall_beside_the_answer_with_fixes(browser: Any, tmp_path: Path) -> None:
+def test_the_head_has_the_waterfall_beside_the_answer_with_fixes(browser: Browser, tmp_path: Path) -> None:
     run = Path(__file__).resolve().parents[2] / "sample_traces" / "synthetic_zero3_gather_stall"
     diagnosis = tracedoc.diagnose(run)
     write_report(diagnosis, str(tmp_path / "run.html"))
-    page, _ = opened(browser, tmp_path / "run.html", viewport={"width": 1280, "height": 900})
+    page, _ = opened(browser, tmp_path / "run.html")
     answer, causes = (page.locator(one).bounding_box() for one in ("h1", ".causes"))
     assert answer["x"] + answer["width"] <= causes["x"]
     assert causes["y"] < answer["y"] + answer["height"]
@@ -205,7 +240,7 @@ def test_the_head_has_the_waterfall_beside_the_answer_with_fixes(browser: Any, t
     assert spread / whole == pytest.approx((fix.gain_ms[2] - fix.gain_ms[0]) / fix.before_ms, abs=0.01)
 
 
-def test_the_caption_says_what_numbers_above_a_rank_mean(browser: Any, pages: Path) -> None:
+def test_the_caption_says_what_numbers_above_a_rank_mean(browser: Browser, pages: Path) -> None:
     page, _ = opened(browser, pages / "sharded.html")
     caption = page.locator("#timeline + p").inner_text()
     assert "a number above a rank is the finding that is seen there" in caption
@@ -216,9 +251,11 @@ def test_the_caption_says_what_numbers_above_a_rank_mean(browser: Any, pages: Pa
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_screen_and_no_table_is_cut(browser: Any, pages: Path, width: int) -> None:
+def test_nothing_is_wider_than_the_screen_and_no_table_is_cut(
+    browser: Browser, pages: Path, width: int
+) -> None:
     for name in DIAGNOSES:
-        page, _ = opened(browser, pages / f"{name}.html", viewport={"width": width, "height": 900})
+        page, _ = opened(browser, pages / f"{name}.html", width=width)
         page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         cut = page.evaluate(
@@ -228,8 +265,8 @@ def test_nothing_is_wider_than_the_screen_and_no_table_is_cut(browser: Any, page
         assert cut == [], name
 
 
-def test_a_stretch_says_what_it_is_under_the_pointer(browser: Any, pages: Path) -> None:
-    page, _ = opened(browser, pages / "sharded.html", viewport={"width": 1280, "height": 900})
+def test_a_stretch_says_what_it_is_under_the_pointer(browser: Browser, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html")
     box = page.locator("#picture svg.states").first.bounding_box()
     # Of 400 ms rank 0 waits from 200 to 290.
     page.mouse.move(box["x"] + box["width"] * 240 / 400, box["y"] + 5)
@@ -238,7 +275,7 @@ def test_a_stretch_says_what_it_is_under_the_pointer(browser: Any, pages: Path) 
     assert not page.locator(".tip").is_visible()
 
 
-def test_a_stretch_names_its_kernel_and_its_collective(browser: Any, tmp_path: Path) -> None:
+def test_a_stretch_names_its_kernel_and_its_collective(browser: Browser, tmp_path: Path) -> None:
     """Of 400 ms a kernel runs from 210 to 260 beside a collective of 200 to 290; a hostile name is text."""
     diagnosis = DIAGNOSES["sharded"]()
     picture = diagnosis.detail.picture
@@ -249,7 +286,7 @@ def test_a_stretch_names_its_kernel_and_its_collective(browser: Any, tmp_path: P
     picture = replace(picture, rows=(row, *picture.rows[1:]), names=names)
     file = tmp_path / "named.html"
     write_report(replace(diagnosis, detail=replace(diagnosis.detail, picture=picture)), str(file))
-    page, noted = opened(browser, file, viewport={"width": 1280, "height": 900})
+    page, noted = opened(browser, file)
     box = page.locator("#picture svg.states").first.bounding_box()
     said = []
     for ms in (240, 270, 297):
@@ -264,11 +301,11 @@ def test_a_stretch_names_its_kernel_and_its_collective(browser: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_comparison_paints_no_improvement_red(browser: Any, tmp_path: Path, scheme: str) -> None:
+def test_a_comparison_paints_no_improvement_red(browser: Browser, tmp_path: Path, scheme: str) -> None:
     """Of two parts one is 40 ms shorter and one 10 ms longer; nothing is wider than a telephone."""
     file = tmp_path / "compared.html"
     file.write_text(sheet_page(compared()), encoding="utf-8")
-    page, noted = opened(browser, file, viewport={"width": 390, "height": 900}, color_scheme=scheme)
+    page, noted = opened(browser, file, width=390, scheme=scheme)
     red, green = (
         page.evaluate(f"getComputedStyle(document.querySelector('rect.{key}')).fill")
         .strip("rgb()")
@@ -282,7 +319,7 @@ def test_a_comparison_paints_no_improvement_red(browser: Any, tmp_path: Path, sc
     assert noted == []
 
 
-def test_keys_step_through_what_a_rank_does(browser: Any, pages: Path) -> None:
+def test_keys_step_through_what_a_rank_does(browser: Browser, pages: Path) -> None:
     page, _ = opened(browser, pages / "sharded.html")
     picture, said = page.locator("#picture"), page.locator(".shown").first
     picture.press("ArrowDown")
@@ -295,7 +332,7 @@ def test_keys_step_through_what_a_rank_does(browser: Any, pages: Path) -> None:
     assert said.inner_text() == "rank 5: backward, 290 ms to 350 ms (60 ms)"
 
 
-def test_a_finding_shows_where_it_happens(browser: Any, pages: Path) -> None:
+def test_a_finding_shows_where_it_happens(browser: Browser, pages: Path) -> None:
     page, _ = opened(browser, pages / "sharded.html")
     page.locator("article .show-button").first.click()
     assert set(page.locator(".mark.lit").all_inner_texts()) == {"1"}
@@ -303,7 +340,7 @@ def test_a_finding_shows_where_it_happens(browser: Any, pages: Path) -> None:
     assert width < 1000
 
 
-def test_search_leaves_what_holds_the_words(browser: Any, pages: Path) -> None:
+def test_search_leaves_what_holds_the_words(browser: Browser, pages: Path) -> None:
     page, _ = opened(browser, pages / "sharded.html")
     page.locator("#search").fill("low-mfu")
     found = page.locator("main tbody tr:visible").all_inner_texts()
@@ -315,8 +352,8 @@ def test_search_leaves_what_holds_the_words(browser: Any, pages: Path) -> None:
     assert page.locator("details:has(#verdicts)").get_attribute("open") is None
 
 
-def test_enter_goes_from_hit_to_hit_of_a_search(browser: Any, pages: Path) -> None:
-    page, _ = opened(browser, pages / "sharded.html", viewport={"width": 1280, "height": 500})
+def test_enter_goes_from_hit_to_hit_of_a_search(browser: Browser, pages: Path) -> None:
+    page, _ = opened(browser, pages / "sharded.html", height=500)
     search = page.locator("#search")
     search.fill("low-mfu")
     search.press("Enter")
@@ -329,8 +366,8 @@ def test_enter_goes_from_hit_to_hit_of_a_search(browser: Any, pages: Path) -> No
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_causes_of_idle_time_have_colours_of_their_own(browser: Any, pages: Path, scheme: str) -> None:
-    page, _ = opened(browser, pages / "sharded.html", color_scheme=scheme)
+def test_causes_of_idle_time_have_colours_of_their_own(browser: Browser, pages: Path, scheme: str) -> None:
+    page, _ = opened(browser, pages / "sharded.html", scheme=scheme)
     keys = [key for key, _ in STATES.values()]
     seen = page.evaluate(
         "(keys) => keys.map((key) => { const one = document.createElement('i'); one.className = key;"
@@ -341,16 +378,16 @@ def test_causes_of_idle_time_have_colours_of_their_own(browser: Any, pages: Path
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_hinders_readers(browser: Any, pages: Path, scheme: str) -> None:
+def test_nothing_hinders_readers(browser: Browser, pages: Path, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed")
-    page, noted = opened(browser, pages / "sharded.html", color_scheme=scheme)
+    page, noted = opened(browser, pages / "sharded.html", scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
     found = axe.Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
     assert noted == []
 
 
-def test_paper_has_no_buttons_and_no_links_within_the_page(browser: Any, pages: Path) -> None:
+def test_paper_has_no_buttons_and_no_links_within_the_page(browser: Browser, pages: Path) -> None:
     page, _ = opened(browser, pages / "sharded.html")
     page.emulate_media(media="print")
     assert page.locator("button:visible").count() == 0
@@ -359,17 +396,17 @@ def test_paper_has_no_buttons_and_no_links_within_the_page(browser: Any, pages: 
     assert mark.evaluate("one => getComputedStyle(one, '::after').content") == "none"
 
 
-def test_page_is_dark_where_the_reader_wants_it(browser: Any, pages: Path) -> None:
+def test_page_is_dark_where_the_reader_wants_it(browser: Browser, pages: Path) -> None:
     colours = {}
     for scheme in ("light", "dark"):
-        page, _ = opened(browser, pages / "sharded.html", color_scheme=scheme)
+        page, _ = opened(browser, pages / "sharded.html", scheme=scheme)
         colours[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert colours == {"light": "rgb(252, 252, 250)", "dark": "rgb(20, 23, 26)"}
 
 
-def test_critical_path_is_a_line_that_can_be_switched_off(browser: Any, pages: Path) -> None:
+def test_critical_path_is_a_line_that_can_be_switched_off(browser: Browser, pages: Path) -> None:
     for scripts in (True, False):
-        page, noted = opened(browser, pages / "sharded.html", java_script_enabled=scripts)
+        page, noted = opened(browser, pages / "sharded.html", scripts=scripts)
         lines, switch = page.locator(".critical-path"), page.get_by_label("critical path")
         assert lines.count() == 2
         assert lines.first.is_visible()
@@ -380,10 +417,10 @@ def test_critical_path_is_a_line_that_can_be_switched_off(browser: Any, pages: P
         assert noted == []
 
 
-def test_critical_path_keeps_to_its_lanes_at_every_width(browser: Any, pages: Path) -> None:
+def test_critical_path_keeps_to_its_lanes_at_every_width(browser: Browser, pages: Path) -> None:
     """On the bar in the middle of its height, and from row to row without a gap between them."""
     for width in (390, 1280):
-        page, _ = opened(browser, pages / "sharded.html", viewport={"width": width, "height": 900})
+        page, _ = opened(browser, pages / "sharded.html", width=width)
         for row in page.locator("#picture .rank[data-rank]").all():
             bar, line = (row.locator(kind).bounding_box() for kind in (".states", ".critical-path"))
             middle = line["y"] + 0.52 * line["height"]
@@ -393,15 +430,15 @@ def test_critical_path_keeps_to_its_lanes_at_every_width(browser: Any, pages: Pa
         assert first["y"] + first["height"] == pytest.approx(second["y"], abs=0.1)
 
 
-def test_zoom_moves_the_critical_path_with_the_bars(browser: Any, pages: Path) -> None:
+def test_zoom_moves_the_critical_path_with_the_bars(browser: Browser, pages: Path) -> None:
     page, _ = opened(browser, pages / "sharded.html")
     page.get_by_text("Zoom in").first.click()
     assert page.locator(".critical-path").first.get_attribute("viewBox") == "250 0 500 10"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_critical_path_stands_out_from_bars_and_paper(browser: Any, pages: Path, scheme: str) -> None:
-    page, _ = opened(browser, pages / "sharded.html", color_scheme=scheme)
+def test_critical_path_stands_out_from_bars_and_paper(browser: Browser, pages: Path, scheme: str) -> None:
+    page, _ = opened(browser, pages / "sharded.html", scheme=scheme)
     line = "getComputedStyle(document.querySelector('.critical-path .line')).stroke"
     ink, paper = page.evaluate(f"[{line}, getComputedStyle(document.body).backgroundColor]")
     light, dark = (sum(int(part) for part in re.findall(r"\d+", colour)[:3]) for colour in (paper, ink))
