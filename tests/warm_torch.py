@@ -8,6 +8,7 @@ hook then finds torch imported already; jobs that are started as a person does s
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import runpy
@@ -89,6 +90,8 @@ def main() -> None:
     import torch.nn.parallel
     import torch.profiler  # noqa: F401
 
+    gc.collect()
+    gc.freeze()
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(sys.argv[1])
         server.listen()
