@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -26,6 +26,38 @@ class Failed(Unknown, frozen=True):
 Value = Scalar | Unknown | Failed
 
 
+class NotKnownError(Exception):
+    """What a fact asks for is not known: then it is not known itself, for the same reason."""
+
+    def __init__(self, unknown: Unknown) -> None:
+        super().__init__(unknown.reason)
+        self.unknown = unknown
+
+
+Known = TypeVar("Known")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def needed(value: Known | Unknown | Failed) -> Known:
+    """A value, where it is known. Else the fact that asks, or what is measured :func:`once`, is Unknown."""
+    if isinstance(value, Unknown):
+        raise NotKnownError(value)
+    return value
+
+
+def answering(measure: Function) -> Function:
+    """A function that returns Unknown where something that it asks for is not :func:`needed`."""
+
+    @wraps(measure)
+    def answered(*arguments: Any) -> Any:
+        try:
+            return measure(*arguments)
+        except NotKnownError as missing:
+            return missing.unknown
+
+    return cast(Function, answered)
+
+
 class Keeps(Protocol):
     """What keeps results of functions."""
 
@@ -44,7 +76,7 @@ def once(measure: Callable[[Subject], Result]) -> Callable[[Subject], Result]:
     @wraps(measure)
     def asked(subject: Subject) -> Result:
         if measure not in subject.kept:
-            subject.kept[measure] = measure(subject)
+            subject.kept[measure] = answering(measure)(subject)
         result: Result = subject.kept[measure]
         return result
 

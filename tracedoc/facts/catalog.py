@@ -31,7 +31,7 @@ import msgspec
 
 from tracedoc.spans import Spans
 from tracedoc.units import UNITS
-from tracedoc.values import Failed, Unknown, Value
+from tracedoc.values import Failed, Unknown, Value, answering
 
 if TYPE_CHECKING:
     from tracedoc.ranks.run_view import RunView
@@ -171,7 +171,7 @@ def rank_fact(
             scope="rank",
             needs=of_capture,
             kind="rank",
-            compute=function,
+            compute=answering(function),
             interval=interval,
             values=tuple(values),
             uses=uses,
@@ -190,7 +190,9 @@ def digest_fact(
     ``interval`` and ``values`` are as for :func:`rank_fact`.
     """
 
-    def made(function: OfDigest[Measured]) -> DigestFact[Measured]:
+    def made(asked: OfDigest[Measured]) -> DigestFact[Measured]:
+        function = answering(asked)
+
         @wraps(function)
         def compute(run: RunView) -> dict[str, Value]:
             def measured(digest: RankDigest, step: StepDigest) -> Value:
@@ -209,7 +211,9 @@ def manifest_fact(
 ) -> Callable[[Callable[[RankJob], Value]], RunFact[[RankJob], Value]]:
     """Make ``function(RankJob) -> Value`` a fact of each captured rank, unknown without a manifest."""
 
-    def made(function: Callable[[RankJob], Value]) -> RunFact[[RankJob], Value]:
+    def made(asked: Callable[[RankJob], Value]) -> RunFact[[RankJob], Value]:
+        function = answering(asked)
+
         @wraps(function)
         def compute(run: RunView) -> dict[str, Value]:
             return of_manifest(run, function)
@@ -224,7 +228,8 @@ def run_fact(
 ) -> Callable[[Callable[[RunView], Measured]], RunFact[[RunView], Measured]]:
     """Make ``function(RunView) -> Value`` a fact of the run; of another scope, ``-> dict[str, Value]``."""
 
-    def made(function: Callable[[RunView], Measured]) -> RunFact[[RunView], Measured]:
+    def made(asked: Callable[[RunView], Measured]) -> RunFact[[RunView], Measured]:
+        function = answering(asked)
         return _of_run(function, function, unit, scope, needs, "", values)
 
     return made

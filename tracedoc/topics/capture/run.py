@@ -19,7 +19,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.topics.compute.rank import has_batch_norm
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 
 @run_fact(unit="count")
@@ -323,22 +323,19 @@ def debug_settings(run: RunView) -> Value:
     Left out where they change nothing: peer access on cards without it, InfiniBand on one host or where
     libfabric takes its place, NCCL's in a world of one.
     """
-    found = _settings(run)
-    return found if isinstance(found, Unknown) else ", ".join(found) or "none"
+    return ", ".join(needed(_settings(run))) or "none"
 
 
 @run_fact(unit="text")
 def debug_costs(run: RunView) -> Value:
     """What such variables cost, in words; "none" without any."""
-    found = _settings(run)
-    return found if isinstance(found, Unknown) else ", ".join(dict.fromkeys(found.values())) or "none"
+    return ", ".join(dict.fromkeys(needed(_settings(run)).values())) or "none"
 
 
 @run_fact(unit="count")
 def debug_settings_count(run: RunView) -> Value:
     """How many such variables are set on any rank."""
-    found = _settings(run)
-    return found if isinstance(found, Unknown) else len(found)
+    return len(needed(_settings(run)))
 
 
 @run_fact(unit="bool")

@@ -19,7 +19,7 @@ from tracedoc.topics.host.rank import sync_idle_ms
 from tracedoc.topics.links.run import half_rate_bytes, usual_call_ns, usual_rates
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.trace.vocabulary import busbw_factor
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 MOST_OVER_USUAL = 4
 """Small calls that take this many times as long as usual do more than pay latency."""
@@ -151,9 +151,7 @@ def latency_bound_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Va
     of fewer than 8 ranks pay less latency, as NCCL counts it: 2 ranks reach half of the rate at 48 % of that
     size, 4 at 60 %.
     """
-    latency_bound = _latency_bound(run, digest)
-    if isinstance(latency_bound, Unknown):
-        return latency_bound
+    latency_bound = needed(_latency_bound(run, digest))
     table = digest.collectives
     counted = table.in_window(step.start_ns, step.end_ns) & ((table.nbytes != NONE) | latency_bound)
     counted &= ~table.is_op("barrier")
@@ -169,9 +167,7 @@ def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest)
     Unknown where most of that time is in calls whose peers' arrivals are not known, and these take more than
     four times as long as calls of their size on measured machines: that is waiting, or a slow network.
     """
-    latency_bound = _latency_bound(run, digest)
-    if isinstance(latency_bound, Unknown):
-        return latency_bound
+    latency_bound = needed(_latency_bound(run, digest))
     table = digest.collectives
     window = table.in_window(step.start_ns, step.end_ns)
     small = window & latency_bound
@@ -290,9 +286,7 @@ def extra_collectives_ms(run: RunView, digest: RankDigest, step: StepDigest) -> 
     host, which waited for them, launches again.
     """
     rows = rows_of_role(digest, step, Role.BOOKKEEPING, Role.NORM)
-    found = exposed_transfer(run, digest, step, rows)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(exposed_transfer(run, digest, step, rows))
     idle = sync_idle_ms.spans_of(digest)
     table = digest.collectives
     reach = Spans.of(table.start_ns[rows], table.end_ns[rows] + JUST_AFTER_NS)

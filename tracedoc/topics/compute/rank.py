@@ -29,7 +29,7 @@ from tracedoc.trace.distinct import distinct, places_by_value
 from tracedoc.trace.kernels import MATRIX, KernelCategory, kernel_category, matrix_format
 from tracedoc.trace.vocabulary import updates_in_backward_pass
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 KNOWN_SHARE = 0.80
 """The format must be known of this share of the matrix kernels' time."""
@@ -236,8 +236,7 @@ def peak_half_tflops(timeline: RankTimeline) -> Value:
 @rank_fact(unit="tflops", needs=("gpu",))
 def peak_fp32_tflops(timeline: RankTimeline) -> Value:
     """Peak of the device's plain cores in fp32, from the vendor's data sheet."""
-    peak = judged_peak(timeline)
-    return peak if isinstance(peak, Unknown) else peak.fp32_tflops or Unknown("not in the device table")
+    return needed(judged_peak(timeline)).fp32_tflops or Unknown("not in the device table")
 
 
 @rank_fact(unit="text", needs=("gpu",), values=("bf16", "fp16"))
@@ -275,8 +274,7 @@ def peak_tf32_tflops(timeline: RankTimeline) -> Value:
 
     Unknown before Ampere, which has no TF32.
     """
-    peak = judged_peak(timeline)
-    return peak if isinstance(peak, Unknown) else peak.tf32_tflops or Unknown("the device has no TF32")
+    return needed(judged_peak(timeline)).tf32_tflops or Unknown("the device has no TF32")
 
 
 # -- attention in parts
@@ -285,8 +283,7 @@ def peak_tf32_tflops(timeline: RankTimeline) -> Value:
 @rank_fact(unit="count", needs=("host_ops",))
 def unfused_attention_calls(timeline: RankTimeline) -> Value:
     """Softmaxes of the median step between two batched matrix products, both passes: attention in parts."""
-    found = _parts(timeline)
-    return found if isinstance(found, Unknown) else len(found[0])
+    return len(needed(_parts(timeline))[0])
 
 
 @rank_fact(
@@ -304,9 +301,7 @@ def unfused_attention_ms(timeline: RankTimeline) -> Spans | Unknown:
     window, activity = timeline.judged, timeline.activity
     if window is None or activity is None:
         return NO_STEP
-    found = _parts(timeline)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(_parts(timeline))
     starts, ends, threads = found
     trace, events = timeline.trace, timeline.events
     if timeline.is_cpu:
@@ -380,8 +375,7 @@ def contention_ratio(timeline: RankTimeline) -> Value:
     to 90 % and of those that it does not touch, three of each; kinds whose untouched calls differ among
     themselves are left out, and three kinds are needed.
     """
-    found = _compared(timeline)
-    return found if isinstance(found, Unknown) else median(found[0].tolist())
+    return float(median(needed(_compared(timeline))[0].tolist()))
 
 
 @rank_fact(unit="ms", needs=("gpu", "kernels", "collectives"))
@@ -390,8 +384,7 @@ def contention_ms(timeline: RankTimeline) -> Value:
 
     Of the kinds of ``contention_ratio``: for each covered call its length less the median of untouched ones.
     """
-    found = _compared(timeline)
-    return found if isinstance(found, Unknown) else max(found[1], 0) / 1e6
+    return max(needed(_compared(timeline))[1], 0) / 1e6
 
 
 @once

@@ -16,7 +16,7 @@ from tracedoc.timeline.operators.calls import extents_of
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.kernels import MATRIX
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 EXPLAINED_SHARE = 0.80
 """Counted operators must have launched at least this share of the matrix kernels' time."""
@@ -88,8 +88,7 @@ def micro_batch_samples(timeline: RankTimeline) -> Value:
 
     Where the step has neither, of its first linear layer with a batch and a sequence.
     """
-    batch = _first_batch(timeline)
-    return batch if isinstance(batch, Unknown) else batch.samples
+    return needed(_first_batch(timeline)).samples
 
 
 @rank_fact(unit="per_s", needs=("shapes", "host_ops"))

@@ -25,7 +25,7 @@ from tracedoc.topics.gradients.rank import (
 )
 from tracedoc.topics.links.run import half_rate_bytes, of_curves
 from tracedoc.topics.step.rank import NO_PHASES, backward_compute_ms, micro_batches
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 GLOO_HALF_BYTES = 256 * 2**10
 """Message size at which gloo between processes of one host reaches half of its rate (2 KiB took 0.25 ms,
@@ -75,8 +75,8 @@ def gradient_dtype(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
 def median_bucket_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """Median size of the median step's gradient reductions."""
     rows = _rows(digest, step)
-    total = _total(digest, rows)
-    return total if isinstance(total, Unknown) else float(np.median(digest.collectives.nbytes[rows]))
+    needed(_total(digest, rows))
+    return float(np.median(digest.collectives.nbytes[rows]))
 
 
 @digest_fact(unit="ms", needs=("host_ops", "collectives"), interval="exposed gradient reduction")
@@ -104,22 +104,19 @@ def beside_gradients_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
 @digest_fact(unit="text", needs=("host_ops", "collectives"))
 def beside_gradients_op(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """The kind of collective that takes most of :func:`beside_gradients_ms`."""
-    longest = _longest_beside(run, digest, step)
-    return longest if isinstance(longest, Unknown) else longest[0].replace("_", "-")
+    return needed(_longest_beside(run, digest, step))[0].replace("_", "-")
 
 
 @digest_fact(unit="count", needs=("host_ops", "collectives"))
 def beside_gradients_op_calls(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """Collectives of the median step that are of the kind of :func:`beside_gradients_op`."""
-    longest = _longest_beside(run, digest, step)
-    return longest if isinstance(longest, Unknown) else longest[1]
+    return needed(_longest_beside(run, digest, step))[1]
 
 
 @digest_fact(unit="ms", needs=("host_ops", "collectives"))
 def beside_gradients_op_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What of :func:`beside_gradients_ms` is of the kind of :func:`beside_gradients_op`."""
-    longest = _longest_beside(run, digest, step)
-    return longest if isinstance(longest, Unknown) else longest[2] / 1e6
+    return needed(_longest_beside(run, digest, step))[2] / 1e6
 
 
 @digest_fact(unit="bytes", needs=("host_ops", "collectives", reducing_micro_batches))
@@ -361,9 +358,7 @@ def _fp32(digest: RankDigest) -> np.ndarray:
 )
 def compute_stream_transfer_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """:func:`compute_stream_reduction_ms` without waiting for late ranks, where that is known."""
-    value = compute_stream_reduction_ms.of(digest)
-    if isinstance(value, Unknown):
-        return value
+    needed(compute_stream_reduction_ms.of(digest))
     return compute_stream_reduction_ms.spans_of(digest) & run.transfers(digest)
 
 

@@ -32,7 +32,7 @@ from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import intersection, is_among
 from tracedoc.trace.kernels import MATRIX
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 NO_LAUNCH = Unknown("no launch belongs to the step")
 
@@ -137,9 +137,7 @@ def script_pause_ms(timeline: RankTimeline) -> Value:
     """
     if not timeline.is_cpu:
         return Unknown("on a GPU host_away_idle_ms says as much")
-    idle = idle_of_cause(timeline, "unknown")
-    if isinstance(idle, Unknown):
-        return idle
+    idle = needed(idle_of_cause(timeline, "unknown"))
     long = idle.ends - idle.starts >= CPU_IDLE_NS
     return int((idle.ends - idle.starts)[long].sum()) / 1e6
 
@@ -241,8 +239,7 @@ def fusable_optimizer(timeline: RankTimeline) -> Value:
 @rank_fact(unit="count", needs=("launches", "kernels", "host_ops"))
 def optimizer_kernels_per_step(timeline: RankTimeline) -> Value:
     """Compute kernels that the optimizer launched and that ran in the median step."""
-    rows = _optimizer_kernels(timeline)
-    return rows if isinstance(rows, Unknown) else int(rows.size)
+    return int(needed(_optimizer_kernels(timeline)).size)
 
 
 @rank_fact(unit="ms", needs=("host_ops",))
@@ -260,9 +257,7 @@ def optimizer_fused_frac(timeline: RankTimeline) -> Value:
 
     Those of ``foreach=True`` and ``fused=True``, of fused optimizers of libraries, and of compiled ones.
     """
-    rows = _optimizer_kernels(timeline)
-    if isinstance(rows, Unknown):
-        return rows
+    rows = needed(_optimizer_kernels(timeline))
     if rows.size == 0:
         return Unknown("the optimizer of the step launches no kernel")
     fused = timeline.trace.named(lambda name: _FUSED.search(name) is not None)

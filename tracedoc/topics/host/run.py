@@ -19,7 +19,7 @@ from tracedoc.topics.capture.run import compiled, recorded
 from tracedoc.topics.host.rank import host_away_idle_ms, late_launch_idle_ms, unexplained_idle_ms
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 NO_STACKS = Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
 
@@ -194,9 +194,7 @@ def item_call_sites(run: RunView) -> Value:
     The line is that where the function begins; in code that runs since before that step, about where it was.
     Reading a tensor on the CPU waits for nothing, and the stacks do not show where a tensor is.
     """
-    sites = _calling(run, meets=False)
-    if isinstance(sites, Unknown):
-        return sites
+    sites = needed(_calling(run, meets=False))
     lines = [f"{at.file}:{at.line} ({at.function.strip('<>')}) .{at.call}() x{at.calls}" for at in sites[:3]]
     return ", ".join(lines) or "none"
 
@@ -209,8 +207,8 @@ def barrier_code(run: RunView) -> Value:
 
     From the same step as :func:`item_call_sites`.
     """
-    sites = _calling(run, meets=True)
-    return sites if isinstance(sites, Unknown) else str(sites[0].place) if sites else "none"
+    sites = needed(_calling(run, meets=True))
+    return str(sites[0].place) if sites else "none"
 
 
 def _calling(run: RunView, *, meets: bool) -> list[SourceLine] | Unknown:
@@ -416,8 +414,7 @@ def background_code(run: RunView) -> Value:
 
     From the steps with Python stacks: while the training thread is in no operator, and no C code runs there.
     """
-    place = _longest(run)
-    return place if isinstance(place, Unknown) else str(place or "none")
+    return str(needed(_longest(run)) or "none")
 
 
 @run_fact(unit="ms", needs=(late_launch_idle_ms, unexplained_idle_ms))
@@ -427,9 +424,7 @@ def background_code_ms(run: RunView) -> Value:
     As long as that runs while no operator does in a step with stacks, and at most as long as the device is
     idle for its host, on a CPU without an operator, in the analysed step of the rank where that is longest.
     """
-    place = _longest(run)
-    if isinstance(place, Unknown):
-        return place
+    place = needed(_longest(run))
     quiet = [
         (unexplained_idle_ms if digest.is_cpu else late_launch_idle_ms).of(digest) for digest in run.digests
     ]

@@ -11,7 +11,7 @@ from tracedoc.topics.input.run import loader_index_frac, training_thread_busy_fr
 from tracedoc.topics.step.long_steps import long_step_kind
 from tracedoc.topics.step.rank import compute_ms, step_ms
 from tracedoc.topics.step.slow_code import slow_code
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 LIMITS = (
     "choosing",
@@ -49,9 +49,7 @@ MORE_TOKENS = 1.1
 @manifest_fact(unit="text")
 def slowest_worker(rank: RankJob) -> Value:
     """The worker of three or more for which training waits most of the time, as "worker 2", or "none"."""
-    found = _waits(rank)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(_waits(rank))
     worst = max(found, key=lambda one: found[one])
     late = _workers(rank) > 2 and found[worst] >= MOST_WAITING * sum(found.values())
     return f"worker {worst}" if late else "none"
@@ -63,8 +61,8 @@ def slowest_worker_frac(rank: RankJob) -> Value:
 
     Unknown with fewer than two batches a worker.
     """
-    found = _waits(rank)
-    return found if isinstance(found, Unknown) else max(found.values()) / sum(found.values())
+    found = needed(_waits(rank))
+    return max(found.values()) / sum(found.values())
 
 
 def _waits(rank: RankJob) -> dict[str, float] | Unknown:

@@ -16,7 +16,7 @@ from tracedoc.run.job import RankJob
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.trace.devices import device_peak
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 NO_LOG = Unknown("no log of NCCL: collect without --no-nccl-log, and without an NCCL_DEBUG of the job's own")
 ONE_HOST = Unknown("all ranks are on one host, or the manifest names none")
@@ -77,8 +77,7 @@ def _ports(ranks: Iterable[RankJob]) -> dict[str, float]:
 @run_fact(unit="count")
 def network_cards(run: RunView) -> Value:
     """InfiniBand ports that a host has for its ranks: those of its highest rate, one a rank at most."""
-    found = _cards(run)
-    return found if isinstance(found, Unknown) else found[1]
+    return needed(_cards(run))[1]
 
 
 @run_fact(unit="count")
@@ -87,8 +86,7 @@ def network_cards_used(run: RunView) -> Value:
 
     By their counters: a tenth or more of what the busiest one sends.
     """
-    found = _cards(run)
-    return found if isinstance(found, Unknown) else found[0]
+    return needed(_cards(run))[0]
 
 
 def _cards(run: RunView) -> tuple[int, int] | Unknown:

@@ -19,7 +19,7 @@ from tracedoc.timeline.collective_table import NONE, boundaries
 from tracedoc.trace.devices import device_peak, spans_hosts
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 from tracedoc.units import format_bytes, format_ms
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 MOST_EFFICIENT = 1.5
 """All-reduces that NVLink switches add up reach up to 1.4 times what rings do; more is no measurement."""
@@ -35,8 +35,8 @@ def transfer_gbps(run: RunView) -> Value:
     durations, which hold the waiting. Only operations whose ranks were all captured, and only those whose
     expected bandwidth is known (:func:`expected_transfer_gbps`) where there are such.
     """
-    found = _compared(run)
-    return found if isinstance(found, Unknown) else _weighted(found, found.gbps)
+    found = needed(_compared(run))
+    return _weighted(found, found.gbps)
 
 
 @run_fact(unit="gbps", needs=("gpu", "collectives", "multi_rank"))
@@ -48,9 +48,7 @@ def expected_transfer_gbps(run: RunView) -> Value:
     larger of that of measured machines and that of this run, which is fitted where a group has three or
     more sizes. Not known between hosts: the trace does not name the network.
     """
-    found = _compared(run)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(_compared(run))
     return _weighted(found, found.expected_gbps) if _is_known(found) else _no_link(run)
 
 
@@ -62,9 +60,7 @@ def link_efficiency_frac(run: RunView) -> Value:
     last rank arrives, is then not what it seems. All-to-all is left out (its transfer is a lower
     bound), and so are operations of which a rank was not captured.
     """
-    found = _compared(run)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(_compared(run))
     if not _is_known(found):
         return _no_link(run)
     share = _weighted(found, found.gbps / found.expected_gbps)
@@ -77,9 +73,7 @@ def transfer_gbps_between_hosts(run: RunView) -> Value:
 
     The trace does not name the network, so that it is not known what it should give.
     """
-    found = _compared(run)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(_compared(run))
     device = run.digests[0].device
     if _is_known(found) or size_curve(device, 2) is None:
         return Unknown("groups stay within hosts, or the device is not known")
@@ -208,8 +202,7 @@ def outlier_transfers(run: RunView) -> Value:
     takes three times as long as each of the others. Their time counts from the last rank's arrival, so
     waiting for a late rank makes no outlier.
     """
-    found = _outliers(run)
-    return found if isinstance(found, Unknown) else found.calls
+    return needed(_outliers(run)).calls
 
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank"))
@@ -218,15 +211,13 @@ def outlier_transfers_ms(run: RunView) -> Value:
 
     Groups run beside each other: of each step the one counts whose transfers are longer by most.
     """
-    found = _outliers(run)
-    return found if isinstance(found, Unknown) else found.ms_per_step
+    return needed(_outliers(run)).ms_per_step
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
 def worst_outlier_transfer(run: RunView) -> Value:
     """The longest of ``outlier_transfers``: its kind, size, ranks, step and time; "none" without any."""
-    found = _outliers(run)
-    return found if isinstance(found, Unknown) else found.worst
+    return needed(_outliers(run)).worst
 
 
 @run_fact(unit="ratio", needs=("collectives", "multi_rank"))
@@ -236,22 +227,19 @@ def slow_group_ratio(run: RunView) -> Value:
     Sisters have as many ranks and run all-reduces, reduce-scatters or all-gathers of one size, three times
     each at least. Compared are the medians of their transfers, from the last rank's arrival on.
     """
-    found = _slow_group(run)
-    return found if isinstance(found, Unknown) else found.ratio
+    return needed(_slow_group(run)).ratio
 
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank"))
 def slow_group_ms(run: RunView) -> Value:
     """By how much the transfers of that group are longer than those of its sisters, a step on average."""
-    found = _slow_group(run)
-    return found if isinstance(found, Unknown) else found.ms_per_step
+    return needed(_slow_group(run)).ms_per_step
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
 def slow_group(run: RunView) -> Value:
     """The ranks of that group, and what their transfers take beside those of the sisters."""
-    found = _slow_group(run)
-    return found if isinstance(found, Unknown) else found.words
+    return needed(_slow_group(run)).words
 
 
 def _steps(run: RunView) -> int:

@@ -15,7 +15,7 @@ from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_ms
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 BUCKET_COPY = "copy_bucket_to_grad"
 """The end of the name of DDP's range around a copy of a reduced bucket into a gradient."""
@@ -74,9 +74,7 @@ def exposed_copy_operators(timeline: RankTimeline) -> Value:
 
     The three that take longest, by the outermost library operator around the call; "other code" is none.
     """
-    found = _copy_times(timeline)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(_copy_times(timeline))
     longest = sorted(found.items(), key=lambda item: -item[1])[:3]
     return ", ".join(f"{name} {format_ms(ns / 1e6)}" for name, ns in longest) or "none"
 
@@ -87,9 +85,7 @@ def bucket_copy_ms(timeline: RankTimeline) -> Value:
 
     It does so unless gradients are views of the buckets (``gradient_as_bucket_view=True``).
     """
-    found = _copy_times(timeline)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(_copy_times(timeline))
     return sum(ns for name, ns in found.items() if name.endswith(BUCKET_COPY)) / 1e6
 
 

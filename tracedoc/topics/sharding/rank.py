@@ -195,8 +195,8 @@ def regathers_for_recompute(timeline: RankTimeline) -> Value:
     Checkpointing that stands outside of FSDP recomputes a block whose parameters were freed again. Judged by
     ``gathers_per_unit`` of 2.5 and more.
     """
-    ratio = gathers_per_unit(timeline)
-    return ratio if isinstance(ratio, Unknown) else float(ratio) >= THRICE
+    found = gathers_per_unit(timeline)
+    return found if isinstance(found, Unknown) else float(found) >= THRICE
 
 
 @rank_fact(unit="fraction", needs=("collectives", "host_ops"))

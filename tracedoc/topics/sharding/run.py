@@ -17,7 +17,7 @@ from tracedoc.timeline.shards.shard_units import FORWARD, Units
 from tracedoc.timeline.shards.times import CallTimes
 from tracedoc.topics.sharding.rank import NOT_SHARDED, NOT_TIMED
 from tracedoc.trace.distinct import distinct
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 
 @digest_fact(unit="ms", needs=("kernels", "collectives", "launches"))
@@ -54,8 +54,7 @@ def hideable_gather_stall_ms(run: RunView, digest: RankDigest, step: StepDigest)
     The stalls minus what late peers cause, and minus the time by which the transfers since the gather before
     exceed the compute since its use. The first gather of a step has nothing to hide behind.
     """
-    parts = _parts(run, digest, step)
-    return parts if isinstance(parts, Unknown) else parts.hideable_spans()
+    return needed(_parts(run, digest, step)).hideable_spans()
 
 
 @digest_fact(
@@ -65,8 +64,8 @@ def hideable_gather_stall_ms(run: RunView, digest: RankDigest, step: StepDigest)
 )
 def hideable_backward_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """The part of :func:`hideable_gather_stall_ms` in the backward pass."""
-    parts = _parts(run, digest, step)
-    return parts if isinstance(parts, Unknown) else parts.hideable_spans(parts.phase != FORWARD)
+    parts = needed(_parts(run, digest, step))
+    return parts.hideable_spans(parts.phase != FORWARD)
 
 
 @digest_fact(unit="ms", needs=("kernels", "collectives", "launches"))
@@ -98,9 +97,7 @@ def gather_stall_cause(run: RunView, digest: RankDigest, step: StepDigest) -> Va
     "launched too late", "peers late", "bandwidth", "bandwidth or peers late" (where not all arrivals of the
     peers are known) and "first" (of the step).
     """
-    parts = _parts(run, digest, step)
-    if isinstance(parts, Unknown):
-        return parts
+    parts = needed(_parts(run, digest, step))
     totals = {
         "not prefetched": int(parts.held.sum()),
         "launched too late": int(parts.late.sum()),
@@ -139,9 +136,7 @@ def gather_bandwidth_stall_ms(run: RunView, digest: RankDigest, step: StepDigest
     The end of each gap. All transfers since the gather before count, reduce-scatters too, because they share
     the link.
     """
-    parts = _parts(run, digest, step)
-    if isinstance(parts, Unknown):
-        return parts
+    parts = needed(_parts(run, digest, step))
     return Spans.of(parts.end_ns - parts.bandwidth, parts.end_ns)
 
 

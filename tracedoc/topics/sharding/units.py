@@ -26,7 +26,7 @@ from tracedoc.topics.sharding.rank import (
 )
 from tracedoc.trace.devices import device_peak
 from tracedoc.trace.vocabulary import dtype_bytes
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 SMALL_ON_CPU = 1 << 20
 """Below this many bytes a transfer between processes of a host is mostly calls and switches of threads."""
@@ -87,9 +87,7 @@ def mergeable_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> 
     """
     limit, gbps = latency_bound_bytes(run, digest), _ring_gbps(digest)
     halves = half_rate_bytes(run, digest)
-    share = _merged_share(digest)
-    if isinstance(share, Unknown):
-        return share
+    share = needed(_merged_share(digest))
     if digest.is_cpu:
         sizes = digest.collectives.nbytes
         small = _rows(digest) & (sizes >= 0) & (sizes < SMALL_ON_CPU)
@@ -214,9 +212,7 @@ def tiny_gathers_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Va
     if digest.units is None:
         return NOT_SHARDED
     calls = digest.units.units.gathers
-    tiny = _tiny(digest, calls)
-    if isinstance(tiny, Unknown):
-        return tiny
+    tiny = needed(_tiny(digest, calls))
     mine = tiny & (calls.step == step.index)
     units, first = np.unique(calls.unit[mine], return_index=True)
     return int(calls.nbytes[mine][first].sum()) if units.size else 0
@@ -235,9 +231,7 @@ def tiny_gather_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     if digest.units is None:
         return NOT_SHARDED
     calls, times, table = digest.units.units.gathers, digest.units.gather_times, digest.collectives
-    tiny = _tiny(digest, calls)
-    if isinstance(tiny, Unknown):
-        return tiny
+    tiny = needed(_tiny(digest, calls))
     latest = latest_arrivals(run, digest, calls.row)
     begins = np.where(latest == NO_TIME, calls.start_ns, np.maximum(latest, calls.start_ns))
     exposed = digest.exposed_comm & Spans.of(begins[tiny], table.end_ns[calls.row[tiny]])

@@ -14,7 +14,7 @@ from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.step.rank import LONGER, longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.topics.straggler.between_meetings import own_times
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 LONGER_SPREADS, LONGER_OF_TWO = 5.0, 0.5
 """A step is far longer if it is by :data:`LONGER`, and by so many times what others differ; of two steps,
@@ -331,16 +331,13 @@ def long_step_kind(run: RunView) -> Value:
     by what the host does, "host" for the rest. "the same kernels": compute takes longer, though long steps
     launch as many kernels and thread blocks. Waiting in communication is that of others.
     """
-    found = why_long(run)
-    return found if isinstance(found, Unknown) else found.kind
+    return needed(why_long(run)).kind
 
 
 @run_fact(unit="text", needs=(longest_step, *OF_LONGEST))
 def long_step_ranks(run: RunView) -> Value:
     """On which ranks the longest captured step is long by what they do themselves: "every rank", or which."""
-    found = why_long(run)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(why_long(run))
     if len(found.ranks) == len(run.digests) > 1:
         return "every rank"
     return ("rank " if len(found.ranks) == 1 else "ranks ") + format_ranges(found.ranks)
@@ -349,9 +346,7 @@ def long_step_ranks(run: RunView) -> Value:
 @run_fact(unit="text", needs=(longest_step, *OF_LONGEST))
 def long_step_doing(run: RunView) -> Value:
     """What the host does in the longest captured step only (:func:`longest_step_doing`)."""
-    found = why_long(run)
-    if isinstance(found, Unknown):
-        return found
+    found = needed(why_long(run))
     return found.doing or Unknown(
         "no function, range or operator of the trace fills what the step takes longer"
     )

@@ -20,7 +20,7 @@ from tracedoc.timeline.steps import HostStep, Window
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole, optimizer_step_class
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 NO_STEP = Unknown("no step and no device activity to analyse")
 
@@ -211,9 +211,7 @@ def micro_batches(timeline: RankTimeline) -> Value:
 
     With several optimizers (a GAN) each counts by itself, and this is the lower median.
     """
-    step = whole_host_step(timeline)
-    if isinstance(step, Unknown):
-        return step
+    step = needed(whole_host_step(timeline))
     return micro_batch_count(timeline, step) or Unknown("the step holds no backward pass")
 
 

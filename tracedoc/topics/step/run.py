@@ -13,7 +13,7 @@ from tracedoc.ranks.run_view import RunView, meet_rarely
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, WINDOW, WRITTEN
 from tracedoc.trace.distinct import distinct, intersection, is_among
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 STEPS_FOR_OUTLIERS = 20
 """With fewer logged steps, facts about outliers and pauses are unknown."""
@@ -151,8 +151,7 @@ def logged_step_ms(run: RunView) -> dict[str, Value]:
 @run_fact(unit="ms")
 def logged_mean_step_ms(run: RunView) -> Value:
     """Mean time of the logged steps that all ranks share: what costs of the whole run are a part of."""
-    steps = job_steps(run)
-    return steps if isinstance(steps, Unknown) else float(steps.length_ns.mean()) / 1e6
+    return float(needed(job_steps(run)).length_ns.mean()) / 1e6
 
 
 @run_fact(unit="ms", scope="rank")
@@ -165,8 +164,8 @@ def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
 def worst_gc_pause_ms(run: RunView) -> Value:
     """The largest of :func:`longest_gc_pause_ms`: whichever rank collects, the others wait."""
     known = [value for value in longest_gc_pause_ms(run).values() if isinstance(value, float)]
-    ranks = _logged(run)
-    return ranks if isinstance(ranks, Unknown) else max(known, default=0.0)
+    needed(_logged(run))
+    return max(known, default=0.0)
 
 
 def _of(run: RunView, rank: RankJob, measure: Callable[[Steps], Value]) -> Value:
@@ -248,8 +247,7 @@ def gc_cost_ms(run: RunView) -> Value:
     GPU's queue hides costs nothing. Collections of all ranks count, since the others wait. Where fewer than
     five steps are without, the pause of the rank that paused longest counts: an upper bound.
     """
-    steps = job_steps(run)
-    return steps if isinstance(steps, Unknown) else float(steps.gc_cost_ns.mean()) / 1e6
+    return float(needed(job_steps(run)).gc_cost_ns.mean()) / 1e6
 
 
 SURELY = 0.98
@@ -280,15 +278,13 @@ def _sure_ends_ms(run: RunView) -> tuple[float, float] | Unknown:
 @run_fact(unit="ms")
 def logged_median_low_ms(run: RunView) -> Value:
     """The least that the median of the logged steps may be, if they were drawn again: the end of 95 %."""
-    ends = _sure_ends_ms(run)
-    return ends if isinstance(ends, Unknown) else ends[0]
+    return needed(_sure_ends_ms(run))[0]
 
 
 @run_fact(unit="ms")
 def logged_median_high_ms(run: RunView) -> Value:
     """The most that the median of the logged steps may be (:func:`logged_median_low_ms`)."""
-    ends = _sure_ends_ms(run)
-    return ends if isinstance(ends, Unknown) else ends[1]
+    return needed(_sure_ends_ms(run))[1]
 
 
 @run_fact(unit="fraction")
@@ -311,8 +307,7 @@ def step_outliers(run: RunView) -> Value:
 
     What their training threads waited longer than usual for a free core (Linux counts it) is left out.
     """
-    steps = job_steps(run)
-    return steps if isinstance(steps, Unknown) else int(is_outlier(steps).sum())
+    return int(is_outlier(needed(job_steps(run))).sum())
 
 
 def is_outlier(steps: JobSteps) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.idle import foreign_turns as turns_in
 from tracedoc.topics.host.rank import NO_LAUNCH
 from tracedoc.topics.step.rank import idle_of_cause
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 
 @rank_fact(
@@ -25,9 +25,7 @@ def foreign_turns_ms(timeline: RankTimeline) -> Spans | Unknown:
     turns of another process on this GPU. Its turns inside a kernel make that longer, and are not counted.
     None in a trace that launches CUDA graphs, whose kernels may not be recorded.
     """
-    queued = idle_of_cause(timeline, "dependency")
-    if isinstance(queued, Unknown):
-        return queued
+    queued = needed(idle_of_cause(timeline, "dependency"))
     if not timeline.launches.linked.any():
         return NO_LAUNCH
     return turns_in(timeline.trace, queued)
@@ -36,8 +34,7 @@ def foreign_turns_ms(timeline: RankTimeline) -> Spans | Unknown:
 @rank_fact(unit="count", needs=("kernels", "launches", foreign_turns_ms))
 def foreign_turns(timeline: RankTimeline) -> Value:
     """Number of gaps that :func:`foreign_turns_ms` adds up."""
-    found = foreign_turns_ms(timeline)
-    return found if isinstance(found, Unknown) else len(found)
+    return len(needed(foreign_turns_ms(timeline)))
 
 
 @rank_fact(unit="ms", needs=("kernels", "launches", foreign_turns_ms))

@@ -13,7 +13,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.topics.step.long_steps import period_of
 from tracedoc.topics.straggler.late_ranks import Straggler, noticeable_ns, stragglers
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
@@ -80,8 +80,7 @@ def straggler_steady_frac(run: RunView) -> Value:
     A rank is late in a step in which it costs the others most, and 2 % of the step or more. Little means that
     the late rank changes, or that there is one in some steps only.
     """
-    turns = _turns(run)
-    return turns if isinstance(turns, Unknown) else turns[0][1] / len(_worst_by_step(run))
+    return needed(_turns(run))[0][1] / len(_worst_by_step(run))
 
 
 @run_fact(unit="fraction", needs=("collectives", "multi_rank"))
@@ -103,9 +102,7 @@ def straggler_main_share_frac(run: RunView) -> Value:
 )
 def straggler_pattern(run: RunView) -> Value:
     """Whether "one rank" causes nearly all waiting for late ranks (nine tenths), or "several ranks"."""
-    share = straggler_main_share_frac(run)
-    if isinstance(share, Unknown):
-        return share
+    share = needed(straggler_main_share_frac(run))
     return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
 
 
@@ -143,22 +140,19 @@ def straggler_when(run: RunView) -> Value:
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_frequent_rank(run: RunView) -> Value:
     """The rank that is late in most steps, of several such the lowest."""
-    turns = _turns(run)
-    return turns if isinstance(turns, Unknown) else str(turns[0][0])
+    return str(needed(_turns(run))[0][0])
 
 
 @run_fact(unit="count", needs=("collectives", "multi_rank"))
 def straggler_frequent_steps(run: RunView) -> Value:
     """In how many steps :func:`straggler_frequent_rank` is the late one."""
-    turns = _turns(run)
-    return turns if isinstance(turns, Unknown) else turns[0][1]
+    return needed(_turns(run))[0][1]
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_other_ranks(run: RunView) -> Value:
     """The ranks that are late in other steps than that of :func:`straggler_frequent_rank`: ``0, 4-7``."""
-    turns = _turns(run)
-    return turns if isinstance(turns, Unknown) else format_ranges(rank for rank, _ in turns[1:]) or "none"
+    return format_ranges(rank for rank, _ in needed(_turns(run))[1:]) or "none"
 
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank"))
