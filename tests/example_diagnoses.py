@@ -127,7 +127,7 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
         severity="warning",
         confidence="medium",
         title="Communication that nothing hides",
-        message="40 ms of each 400 ms step is communication with no compute beside it.",
+        message="40 ms of the 400 ms step is communication with no compute beside it.",
         why="GPUs that only communicate do no arithmetic. Overlap exists to hide this time.",
         topic="communication",
         ranks=ranks,
@@ -352,7 +352,7 @@ def cpu() -> Diagnosis:
     )  # fmt: skip
     note = Finding(
         "exposed-communication/run", "exposed-communication", "note", "high",
-        "Communication that nothing hides", "30 ms of each 50 ms step is communication.", "", "communication",
+        "Communication that nothing hides", "30 ms of the 50 ms step is communication.", "", "communication",
         (0, 1), (), (), None, (),
     )  # fmt: skip
     return Diagnosis(

@@ -14,11 +14,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
+from tracedoc.cli.explain import meanings_of
 from tracedoc.diagnosis import BUDGET_PARTS
 from tracedoc.glossary import letters, limits, spellings, words
 from tracedoc.idle_causes import WORDS as IDLE_WORDS
 from tracedoc.judge.load import load_rules
-from tracedoc.ledger import CAUSE_IDS
+from tracedoc.ledger import CAUSE_IDS, CAUSE_WORDS
+from tracedoc.predicted import GAINED
 from tracedoc.report.view import PHASES
 from tracedoc.report.words import RESOURCES, STATES
 
@@ -69,7 +71,8 @@ WORDS_OF_TABLES = {
     *RESOURCES.values(),
     *PHASES.values(),
     *(label for _, label, _ in BUDGET_PARTS),
-    *(one.idle for one in IDLE_WORDS.values()),
+    *(words for one in IDLE_WORDS.values() for words in (one.idle, one.on_cpu) if words),
+    *GAINED,
 }
 
 # Heads, labels and outcomes, as a diagnosis prints them.
@@ -78,7 +81,8 @@ PRINTED = (
     "budget", "critical", "warning", "note", "preview", "confidence", "steps analysed", "MFU", "lasts",
     "exposed", "overlap", "part of another finding", "not applicable", "not judged", "passed", "found",
     "what costs the step", "launch lag", "compute beside", "stall", "unit", "share", "alone", "last",
-    "critical path", "today's step",
+    "critical path", "today's step", "in turn", "only after those above", "together", "costs", "HFU",
+    "mean step", "smaller causes", "no effect", "slower", "not decided",
 )  # fmt: skip
 
 
@@ -87,6 +91,13 @@ def test_words_that_are_printed_or_typed_are_explained(word: str):
     result = run("explain", word)
     assert result.exit_code == 0, result.stderr
     assert max(map(len, result.stdout.splitlines())) < 101
+
+
+def test_the_names_of_causes_and_the_usual_names_of_rules_are_explained():
+    titles = {rule.title.partition(": ")[0] for rule in load_rules(())}
+    assert all(meanings_of(name) for name in {*CAUSE_WORDS.values(), *titles})
+    assert meanings_of("poorly sized messages").keys() == {"cause"}
+    assert meanings_of("slow step").keys() == {"rule"}
 
 
 @pytest.mark.parametrize("word", ["zero-1", "zero-2", "zero-3", "fsdp", "hsdp", "ddp", "tp", "pp", "ep"])

@@ -115,3 +115,10 @@ def test_a_new_finding_says_nothing_twice() -> None:
         assert dict(comparison_sheet(replace(found, findings=(new,))).lists)["New"] == (
             f"The link is slow [link.slow]{shown}",
         )
+
+
+def test_the_samples_a_second_are_those_of_each_side(sample_traces: Path) -> None:
+    """Its mean step, which they are of, is longer than its median one."""
+    straggler = diagnosis_of(sample_traces / "cpu_ddp_straggler")
+    side = replace(straggler, run=replace(straggler.run, samples_per_s=10.0))
+    assert compare(side, side).base.samples_per_s == pytest.approx(10.0)

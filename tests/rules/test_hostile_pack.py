@@ -57,9 +57,9 @@ WHEN = "when: exposed_comm_ms / step_ms > min_share"
         (WHEN, f"when: step_ms > {'9' * 5000}", 10),
         (WHEN, "when: !!python/object/apply:os.system [id]", 10),
         (WHEN, "when: &x step_ms > 0", 10),
-        ("{exposed_comm_ms} of each", "{exposed_comm_ms.__globals__} of each", 12),
-        ("{exposed_comm_ms} of each", "{0.__class__} of each", 12),
-        ("{exposed_comm_ms} of each", "\\e]0;renamed\\a of each", 12),
+        ("{exposed_comm_ms} of the", "{exposed_comm_ms.__globals__} of the", 12),
+        ("{exposed_comm_ms} of the", "{0.__class__} of the", 12),
+        ("{exposed_comm_ms} of the", "\\e]0;renamed\\a of the", 12),
         ("scope: run", f"scope: {'[' * 5000}", 6),
         ("scope: run", f"scope: {'x' * 50_000}", 6),
         ("scope: run", f"scope: run\n{'y' * 50_000}: 1", 7),
@@ -80,7 +80,7 @@ def test_an_attempt_is_an_error_with_its_place(pack: Path, old: str, new: str, l
 
 def test_markup_and_control_sequences_are_shown_as_text(pack: Path, tmp_path: Path) -> None:
     image = "<img src=x onerror=alert(1)>"
-    tamper(pack, "of each {step_ms} step is ...", f"{image} [link](javascript:alert(1)) of {{step_ms}}")
+    tamper(pack, "of the {step_ms} step is ...", f"{image} [link](javascript:alert(1)) of {{step_ms}}")
     tamper(pack, "title: Say what to change", f"title: {image}")
     traces = tmp_path / "run"
     traces.mkdir()

@@ -12,7 +12,7 @@ from tracedoc.judge.findings import Judgement
 from tracedoc.judge.overlaps import mended_in_turn
 from tracedoc.judge.replayed import as_planned
 from tracedoc.ledger import Ledger, LedgerRow
-from tracedoc.predicted import PlanStep
+from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.words import cost_text
 
 
@@ -38,16 +38,24 @@ def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.
         (None, "costs 15 ms of the 100 ms step (15 %)"),
         (3.0, "costs 3 ms of the 100 ms step (3 %)"),
         (0.0, "costs nothing of the 100 ms step (0 %)"),
-        (60.0, "costs 60 ms of the 100 ms step (60 %) once those above are mended, 15 ms alone"),
+        (60.0, "costs 60 ms of the 100 ms step (60 %) after findings 1-2, 15 ms alone"),
     ],
 )
 def test_a_finding_costs_what_mending_it_saves_after_those_before_it(
     beyond_ms: float | None, words: str
 ) -> None:
     found = replace(finding("syncs", 40.0), cost_ms=9.0, alone_ms=15.0, beyond_ms=beyond_ms)
-    assert cost_text(found, 100.0) == words
+    assert cost_text(found, 100.0, number=3) == words
     part = replace(finding("fused", 40.0), overlaps="launch overhead on the host")
     assert cost_text(part, 100.0, overlaps="finding 2") == "counts with finding 2"
+
+
+def test_a_fix_that_saves_more_than_its_finding_costs_says_so() -> None:
+    """After two findings mending it saves 2 ms, and nothing alone; its fix saves 27 ms today."""
+    found = replace(finding("syncs", 40.0), cost_ms=1.0, alone_ms=0.0, beyond_ms=2.0)
+    fix = Predicted("fuse-optimizer", (72.0, 73.0, 74.0), (26.0, 27.0, 28.0), "host", "high")
+    words = "costs 2 ms of the 100 ms step (2 %) after findings 1-2; its fix saves 27 ms"
+    assert cost_text(found, 100.0, fix, number=3) == f"{words}, some of it time of findings 1-2"
 
 
 def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(

@@ -59,7 +59,7 @@ def rule(rule_id: str = "exposed", **changes: object) -> Rule:
         "scope": "run",
         "needs": frozenset(),
         "when": "comm_ms / step_ms > min_share",
-        "message": "{comm_ms} of each {step_ms} step is exposed.",
+        "message": "{comm_ms} of the {step_ms} step is exposed.",
         "why": "Overlap exists to hide it.",
         "params": {"min_share": Param(0.1, "fraction", "noise")},
         "gain": HIDE,
@@ -96,7 +96,7 @@ def test_a_condition_that_holds_is_a_finding_with_its_comparison() -> None:
     )
     assert finding is not None
     assert finding.id == finding.rule_id == "exposed"
-    assert finding.message == "40 ms of each 100 ms step is exposed."
+    assert finding.message == "40 ms of the 100 ms step is exposed."
     assert (finding.ranks, finding.steps) == ((0, 1), (3, 4))
     assert finding.gain == gain(40.0)
     assert (finding.fixes[0].title, finding.fixes[0].change) == ("Hide 40 ms", "x = {'a': 40 ms}")
@@ -235,7 +235,7 @@ def test_without_a_step_time_a_gain_is_a_note() -> None:
     assert finding.severity == "note"
     assert finding.gain is not None
     assert finding.gain.assumptions[-1] == "the length of a step is unknown: severity is note"
-    assert finding.message == "40 ms of each unknown step is exposed."
+    assert finding.message == "40 ms of the unknown step is exposed."
 
 
 def test_a_gain_that_is_not_finite_is_unknown() -> None:

@@ -57,7 +57,7 @@ RULE = dedent(
     when: exposed_comm_ms / step_ms > min_share   # waiting is told elsewhere
     gain: {at_most: exposed_comm_ms, assuming: all of it hides}
     evidence: exposed_comm_ms
-    message: "{exposed_comm_ms} of each {step_ms} step is communication with no compute beside it."
+    message: "{exposed_comm_ms} of the {step_ms} step is communication with no compute beside it."
     why: >
       GPUs that only communicate do no arithmetic.
       Overlap exists to hide this time.

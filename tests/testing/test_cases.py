@@ -44,7 +44,7 @@ def _diagnosis(outcome: str, *findings: Finding, reason: str = "") -> Diagnosis:
 def _finding(**changes: Any) -> Finding:
     values: dict[str, Any] = dict.fromkeys(("ranks", "steps", "evidence", "fixes"), ()) | {
         "id": "r-1", "rule_id": "r", "severity": "warning", "confidence": "high", "title": "",
-        "message": "40 ms of each 100 ms step", "why": "", "topic": "host", "gain": Gain(0, 40, "ceiling"),
+        "message": "40 ms of the 100 ms step", "why": "", "topic": "host", "gain": Gain(0, 40, "ceiling"),
     } | changes  # fmt: skip
     known = Finding.__struct_fields__
     return Finding(**{name: value for name, value in values.items() if name in known})

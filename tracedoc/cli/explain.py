@@ -59,7 +59,7 @@ def explain(
     names = _all_names(rules, facts)
     if run and _spelled(" ".join((name, *run)), names):
         name, run = " ".join((name, *run)), ()
-    same = _spelled(name, names)
+    same = _spelled(name, names) or _titled(name, rules)
     other = _spelled(run[0], words()) if len(run) == 1 and not Path(run[0]).exists() else []
     if other and (word := _spelled(name, words())):
         _compare(word[0], other[0], report_format)
@@ -89,7 +89,8 @@ def meanings_of(name: str) -> dict[str, str]:
 def _found(name: str, rules: Mapping[str, Rule], facts: Mapping[str, Fact]) -> list[tuple[str, object, str]]:
     """All meanings of a name: a guard may share its name with its limit; then both are explained."""
     names = _all_names(rules, facts)
-    found = [meaning for one in _spelled(name, names) for meaning in _meanings(one, rules, facts)]
+    same = _spelled(name, names) or _titled(name, rules)
+    found = [meaning for one in same for meaning in _meanings(one, rules, facts)]
     if not found:
         raise _unknown(name, names)
     return found
@@ -191,6 +192,14 @@ def _spelled(name: str, known: Collection[str]) -> list[str]:
         if found := [one for one in known if letters(one) == wanted or one in also]:
             return found
     return []
+
+
+def _titled(name: str, rules: Mapping[str, Rule]) -> list[str]:
+    """The causes and the rules that answers call by this name."""
+    from tracedoc.ledger import CAUSE_WORDS
+
+    called = {**CAUSE_WORDS, **{rule.id: rule.title.partition(": ")[0] for rule in rules.values()}}
+    return [one for one, title in called.items() if letters(title) == letters(name)]
 
 
 def _unknown(name: str, known: list[str]) -> TracedocError:

@@ -98,7 +98,7 @@ def compare(
 
 def _in_step_of(side: Diagnosis, compared_ms: float) -> RunInfo:
     """The run of a side, with the samples and tokens that it does in a second of compared steps."""
-    run, share = side.run, (side.number("step_ms") or 0.0) / compared_ms if compared_ms > 0 else 0.0
+    run, share = side.run, (side.today_ms or 0.0) / compared_ms if compared_ms > 0 else 0.0
     return replace(
         run,
         name=side.name,

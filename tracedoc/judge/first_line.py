@@ -143,8 +143,8 @@ def _cause(measurements: Measurements, finding: Finding, step: float, *, first: 
     elif costs and first:
         costs += f" of the {format_ms(step)} step"
     if costs and first and finding.together_ms is not None:
-        behind = max(finding.together_ms - (finding.told_ms or 0.0), 0.0)
-        costs += f"; behind it {finding.overlaps}, another {format_ms(behind)}"
+        costs = f"{format_ms(finding.together_ms)} of the {format_ms(step)} step with {finding.overlaps}"
+        costs += f", {format_ms(finding.told_ms or 0.0)} alone"
     elif costs and not first and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")

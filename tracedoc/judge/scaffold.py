@@ -19,7 +19,7 @@ params:
   min_share: {{value: 0.10, unit: fraction, why: "say why less of it is no finding"}}
 when: exposed_comm_ms / step_ms > min_share
 gain: {{at_most: exposed_comm_ms, assuming: "say what has to hold for all of it"}}
-message: "{{exposed_comm_ms}} of each {{step_ms}} step is ..."
+message: "{{exposed_comm_ms}} of the {{step_ms}} step is ..."
 why: >
   Say in two sentences why this costs time: what waits for what.
 fixes:
@@ -36,7 +36,7 @@ cases:
       backward   20-60
       compute    0-60
       allreduce  60-100  64MiB
-    expect: {{outcome: finding, gain_ms: [0, 40], message: "40 ms of each 100 ms step"}}
+    expect: {{outcome: finding, gain_ms: [0, 40], message: "40 ms of the 100 ms step"}}
   - name: a healthy job that looks like it
     lanes: |
       backward   20-100

@@ -20,7 +20,7 @@ from tracedoc.report.split import segments
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View, build_view
 from tracedoc.report.waterfall import IDEAL, TODAY, UNTOLD, Waterfall
-from tracedoc.report.words import STATES
+from tracedoc.report.words import STATES, states_of
 from tracedoc.units import format_ms
 
 NUMBERED_FINDINGS = 3
@@ -214,7 +214,7 @@ def _budgets(axis: Any, reports: Sequence[RankReport]) -> None:
     for at, report in enumerate(reports):
         assert report.budget is not None
         left = 0.0
-        for part in by_cause(segments(report.budget), report.budget):
+        for part in by_cause(segments(report.budget), report.budget, report.device):
             if 0 < part.ms < LATEST_MS:
                 axis.barh(at, part.ms, left=left, height=0.8, **paint(part.key))
                 left += part.ms
@@ -296,12 +296,13 @@ def _legend(axis: Any, view: View) -> None:
 def _words(view: View) -> dict[str, str]:
     """The words of each colour in this figure, those of the budget first."""
     found: dict[str, dict[str, None]] = {}
-    budgets = [report.budget for report in view.diagnosis.ranks if report.budget is not None]
-    for part in (one for budget in budgets for one in by_cause(segments(budget), budget)):
-        found.setdefault(part.key, {})[part.label] = None
+    for report in view.diagnosis.ranks:
+        budget = report.budget
+        for part in by_cause(segments(budget), budget, report.device) if budget is not None else ():
+            found.setdefault(part.key, {})[part.label] = None
     picture = view.diagnosis.detail.picture
     drawn = {state for row in picture.rows for state in row.spans_ms} if picture is not None else set()
-    for state, (key, label) in STATES.items():
+    for state, (key, label) in states_of(view.diagnosis.run.device).items():
         if state in drawn:
             found.setdefault(key, {})[label] = None
     return {key: ", ".join(labels) for key, labels in found.items()}

@@ -103,7 +103,7 @@ def render_html(view: View) -> str:
     columns = contain("the table of ranks", lambda: columns_of(diagnosis.ranks), ())
     hosts = {report.host for report in diagnosis.ranks}
     devices = {report.device for report in diagnosis.ranks}
-    parts = tuple(by_cause(view.segments, diagnosis.budget)) if diagnosis.budget else ()
+    parts = tuple(by_cause(view.segments, diagnosis.budget, diagnosis.run.device)) if diagnosis.budget else ()
     drawing = contain("the timeline", lambda: draw(diagnosis, view.findings), None)
     step_ms = diagnosis.today_ms or 0.0
     detail = diagnosis.detail

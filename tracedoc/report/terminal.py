@@ -226,7 +226,7 @@ def _plan(console: Console, view: View) -> None:
     plan = view.diagnosis.plan
     if len(plan) + len(view.unplanned) < 2:
         return
-    beside = ("  each fix replayed on top of those before it", "dim")
+    beside = ("  the step with each fix and those before it", "dim")
     console.print(Text.assemble(("Plan", "bold"), beside))
     rows = Table.grid(padding=(0, 2))
     for number, one in enumerate(plan, 1):

@@ -172,7 +172,7 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
                 yield f"{what}: not planned, as {changes}"
         elif fix.predicted is None:
             whole = f"; without all of finding {item.number}: {item.gain.removesuffix(WITHOUT)}"
-            yield f"{what}: not replayed{item.gain and whole}"
+            yield f"{what}: what it saves is not predicted{item.gain and whole}"
         elif len(plan) < LONGEST_PLAN:
             yield f"{what}: saves less than {format_percent(LEAST_SHARE)} more after these"
 
@@ -189,7 +189,7 @@ def _finding_view(
     with_it = (n for n, one in enumerate(findings, 1) if one.rule_id in tellers)
     other = next((f"finding {n}" for n in with_it), "")
     played = fixes[0].predicted if fixes else None
-    costs = cost_text(finding, step_ms, played, other)
+    costs = cost_text(finding, step_ms, played, overlaps=other, number=number)
     return FindingView(
         number=number,
         finding=finding,

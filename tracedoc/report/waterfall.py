@@ -21,7 +21,7 @@ TODAY, IDEAL, UNTOLD = "today", "ideal", "untold"
 LATE = "ranks."
 """The family of ranks that are slower than their peers: where all of them are, it is one at a time."""
 
-IN_TURN = "each row saves so much once those above it are mended"
+IN_TURN = "each row is what mending it saves after those above it"
 """How the rows add up."""
 
 
@@ -99,9 +99,9 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
 
 
 def _behind(row: LedgerRow, cause: LedgerCause, finding: Finding | None) -> str:
-    """That today those above hide a row, where they do."""
+    """That mending a row saves little before those above it, where they hide it."""
     alone_ms = cause.alone_ms[1] if finding is None else finding.alone_ms
-    return "behind those above" if alone_ms is not None and is_hidden(row.saves_ms, alone_ms) else ""
+    return "only after those above" if alone_ms is not None and is_hidden(row.saves_ms, alone_ms) else ""
 
 
 def _numbers(findings: Sequence[Finding]) -> dict[str, int]:

@@ -34,6 +34,14 @@ STATES: dict[str, tuple[str, str]] = {
 """Colour and words of what a rank may do, in the order of painting: what comes later covers the rest."""
 
 
+def states_of(device: str | None) -> dict[str, tuple[str, str]]:
+    """:data:`STATES` in the words of a device: a CPU is idle for other reasons than a GPU."""
+    if device != "CPU":
+        return STATES
+    on_cpu = {f"idle {cause}": words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
+    return {name: (key, on_cpu.get(name, words)) for name, (key, words) in STATES.items()}
+
+
 RESOURCES = {
     "compute": "compute",
     "communication": "communication",
@@ -81,32 +89,43 @@ WITHOUT = " without it"
 """What ends a change of the step that is no fix, but the absence of what was found."""
 
 
-FINDINGS_NOTE = "what is seen is of one step and rank, costs are what mending saves of the mean step"
+FINDINGS_NOTE = "seen in one step of one rank; costs are of the mean step, less what other waits then take"
 
 SAVES_MORE = 1.25
 """A fix that saves so many times what its finding costs shortens what others cost, too."""
 
 
 def cost_text(
-    finding: Finding, step_ms: float | None, fix: Predicted | None = None, overlaps: str = ""
+    finding: Finding,
+    step_ms: float | None,
+    fix: Predicted | None = None,
+    *,
+    overlaps: str = "",
+    number: int = 1,
 ) -> str:
     """What a finding costs the step, in words; "" where the ledger has none of its causes.
 
-    That is what mending it saves after the findings before it; where it saves far less by itself, or its
-    first ``fix`` more, that is told as well. ``overlaps`` names what has its costs where it has none.
+    That is what mending it saves after the findings before it, of which it is the one with this ``number``;
+    where its first ``fix`` saves more, that is told as well. ``overlaps`` is the finding with the cause that
+    hides it or costs the same time.
     """
+    overlaps = overlaps or finding.overlaps
     if finding.told_ms is None or not step_ms:
-        return f"counts with {overlaps or finding.overlaps}" if finding.overlaps else ""
+        return f"counts with {overlaps}" if overlaps else ""
     told = saved_words(finding.told_ms)
     costs = f"costs {told} of the {format_ms(step_ms)} step ({format_percent(finding.told_ms / step_ms)})"
-    hidden = finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms)
-    if hidden:
-        costs += f" once those above are mended, {saved_words(finding.alone_ms or 0.0)} alone"
-    elif finding.together_ms is not None and finding.overlaps:
-        costs += f"; behind it {finding.overlaps}, {format_ms(finding.together_ms)} together"
-    if fix is None or not fix.helps or (not hidden and fix.gain_ms[1] <= SAVES_MORE * finding.told_ms):
+    saves_more = fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * finding.told_ms
+    if finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
+        overlaps = {1: "others", 2: "finding 1"}.get(number, f"findings 1-{number - 1}")
+        costs += f" after {overlaps}"
+        if fix is None or not fix.helps:
+            costs += f", {saved_words(finding.alone_ms)} alone"
+    elif finding.together_ms is not None and overlaps:
+        costs += f", {format_ms(finding.together_ms)} together with {overlaps}"
+    if fix is None or not saves_more:
         return costs
-    return f"{costs}; its fix mends {'some of those above' if hidden else 'other findings'} as well"
+    saved = format_ms(fix.gain_ms[1])
+    return f"{costs}; its fix saves {saved}, some of it time of {overlaps or 'other causes'}"
 
 
 def is_told_by_cost(finding: Finding) -> bool:

@@ -17,6 +17,13 @@ from tracedoc.whatif.removal import OverSteps, Removal
 MOST_SHARE = 0.5
 """A place that is named has this share of what a cause takes, and a rank of what the worst one has."""
 
+IMPLIED = {
+    "input.wait": "fetching a batch",
+    "compute.recompute": "recomputation",
+    "compute.optimizer": "the optimizer",
+}
+"""Where a cause is by its definition: that is no place to name."""
+
 
 def taken_by_rank(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> npt.NDArray[np.float64]:
     """What a cause takes of the times of hosts and kernels, with the gaps before these, in ns.
@@ -72,7 +79,8 @@ def place_of(
         parts = [part for one in removals if (part := one.steps[place]) is not None]
         taken, where = _in_step(program, parts, told_ms * 1e6)
         found[where] = found.get(where, 0.0) + taken
-    return max(found, key=found.__getitem__, default="")
+    where = max(found, key=found.__getitem__, default="")
+    return "" if where == IMPLIED.get(cause) else where
 
 
 def _in_step(program: RunProgram, removals: Sequence[Removal], told_ns: float) -> tuple[float, str]:

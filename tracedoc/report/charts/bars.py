@@ -10,7 +10,7 @@ from tracedoc.diagnosis import BUDGET_PARTS, BudgetParts, Diagnosis, Gain, RankR
 from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.charts.over_time import TimeScale
 from tracedoc.report.split import Segment, segments
-from tracedoc.report.words import STATES
+from tracedoc.report.words import states_of
 from tracedoc.units import format_ms, format_percent, format_step_change
 
 
@@ -59,7 +59,7 @@ def bar(label: str, parts: Iterable[Segment], longest_ms: float) -> Bar:
     return Bar(label, format_ms(total), tuple(boxes), ", ".join(words))
 
 
-def by_cause(parts: Sequence[Segment], budget: BudgetParts) -> Iterator[Segment]:
+def by_cause(parts: Sequence[Segment], budget: BudgetParts, device: str | None) -> Iterator[Segment]:
     """Yield the parts of a step, idle time by its cause: what a GPU waits for is no empty time."""
     for part in parts:
         if part.key != "idle":
@@ -68,7 +68,7 @@ def by_cause(parts: Sequence[Segment], budget: BudgetParts) -> Iterator[Segment]
         causes = sorted(budget.idle_causes_ms.items(), key=lambda one: -one[1])
         rest = part.ms - sum(ms for _, ms in causes)
         for cause, ms in causes:
-            key, words = STATES.get(f"idle {cause}", ("idle", cause))
+            key, words = states_of(device).get(f"idle {cause}", ("idle", cause))
             yield Segment(key, words, ms, ms / budget.step_ms)
         if rest > 1e-6 * budget.step_ms:
             yield Segment("idle", "idle", rest, rest / budget.step_ms)
@@ -144,7 +144,7 @@ def rank_rows(
         step = budget.at.step if budget.at else None
         times = (budget.step_ms, *(getattr(budget, field) for _, _, field in columns))
         cells = tuple(f"{ms:.{decimals}f}" for ms in times)
-        drawn = bar(f"rank {report.rank}", by_cause(segments(budget), budget), longest)
+        drawn = bar(f"rank {report.rank}", by_cause(segments(budget), budget, report.device), longest)
         rows.append(RankRow(report, "capture" if step is None else str(step), cells, drawn))
     return tuple(rows)
 
@@ -160,7 +160,7 @@ def steps_of_ranks(diagnosis: Diagnosis) -> tuple[RankSteps, ...]:
         RankSteps(
             report.rank,
             tuple(
-                bar(_step_label(step), by_cause(segments(step), step), longest)
+                bar(_step_label(step), by_cause(segments(step), step, report.device), longest)
                 for step in report.steps[:DRAWN_STEPS]
             ),
             max(0, len(report.steps) - DRAWN_STEPS),

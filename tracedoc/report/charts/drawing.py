@@ -16,7 +16,7 @@ from tracedoc.report.charts.path_line import PathLine, path_lines, path_words
 from tracedoc.report.clock import CommonClock
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView
-from tracedoc.report.words import STATES
+from tracedoc.report.words import STATES, states_of
 from tracedoc.units import format_ms
 
 MARKED_FINDINGS = 5
@@ -36,6 +36,9 @@ LEAST_WAIT = 0.05
 """A rank is said to wait for another where it waits for this share of the picture at least."""
 
 _LEGEND = tuple(dict.fromkeys(("forward", "recompute", "backward", "optimizer", "compute", *STATES)))
+
+States = Mapping[str, tuple[str, str]]
+"""Colour and words of what ranks do."""
 
 
 class Stretch(msgspec.Struct, frozen=True):
@@ -102,6 +105,7 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
     waits_for = waits_mostly_for(diagnosis.detail.waits, picture.step, least_ms=LEAST_WAIT * picture.span_ms)
     causes = _causes(findings, len(diagnosis.run.ranks_seen))
     ordered = _with_named_first(picture, causes)
+    states = states_of(diagnosis.run.device)
     lines = path_lines(picture.path, [row.rank for row in ordered], TimeScale(picture.span_ms))
     rows = tuple(
         DrawnRank(
@@ -109,8 +113,8 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
             stage=f"stage\u00a0{stage}" if isinstance(stage := stages.get(str(row.rank)), int) else "",
             cause=causes.get(row.rank, ""),
             waits_for=waits_for.get(row.rank),
-            text=_words(row),
-            states=tuple(_states(row, picture)),
+            text=_words(row, states),
+            states=tuple(_states(row, picture, states)),
             communication=_path(row, "communication", picture),
             marks=tuple(_marks(row, picture, clock, findings[:MARKED_FINDINGS])),
             path=lines.get(row.rank),
@@ -118,7 +122,7 @@ def draw(diagnosis: Diagnosis, findings: Sequence[FindingView]) -> Drawing | Non
         for row in ordered
     )
     used = {name for row in picture.rows for name in row.spans_ms}
-    legend = dict.fromkeys(STATES[name] for name in _LEGEND if name in used)
+    legend = dict.fromkeys(states[name] for name in _LEGEND if name in used)
     return Drawing(
         caption=_caption(picture, named_first=ordered != picture.rows),
         rows=rows,
@@ -176,16 +180,16 @@ def _causes(findings: Sequence[FindingView], ranks: int) -> dict[int, str]:
     return causes
 
 
-def _states(row: PictureRow, picture: Picture) -> Iterator[Stretch]:
-    for name, (key, words) in STATES.items():
+def _states(row: PictureRow, picture: Picture, states: States) -> Iterator[Stretch]:
+    for name, (key, words) in states.items():
         if name in row.spans_ms:
             title = f"rank {row.rank}: {words}, {format_ms(_total(row, name))}"
             yield Stretch(key, name, words, title, _path(row, name, picture))
 
 
-def _words(row: PictureRow) -> str:
+def _words(row: PictureRow, states: States) -> str:
     """The five longest states of a rank in words, for those who do not see them."""
-    times = [(words, _total(row, name)) for name, (_, words) in STATES.items() if name in row.spans_ms]
+    times = [(words, _total(row, name)) for name, (_, words) in states.items() if name in row.spans_ms]
     largest = sorted(times, key=lambda one: -one[1])[:5]
     return f"rank {row.rank}: " + ", ".join(f"{words} {format_ms(ms)}" for words, ms in largest)
 

@@ -89,6 +89,12 @@ def strategy_family(run: RunView) -> Value:
     return strategy_of(run).family
 
 
+@run_fact(unit="bool")
+def sharded_embeddings(run: RunView) -> Value:
+    """Whether ranks hold parts of the embeddings, which code compiled as a whole model cannot contain."""
+    return "sharded embeddings" in strategy_of(run).name
+
+
 @run_fact(unit="text")
 def sharding(run: RunView) -> Value:
     """What the ranks split among them.

@@ -17,7 +17,7 @@ from tracedoc.timeline.script_code import CodePlace, place_of_frame
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.topics.straggler.late_ranks import CAUSE_SHARE, Straggler, noticeable_ns, stragglers
 from tracedoc.topics.straggler.rank import foreign_turns_ms
-from tracedoc.topics.straggler.run import of_late
+from tracedoc.topics.straggler.run import cost_ms, of_late
 from tracedoc.topics.straggler.slow_gpus import slowness_by_rank
 from tracedoc.topics.straggler.uneven import work_excess
 from tracedoc.topics.straggler.work_before import CAUSES, did_before
@@ -110,13 +110,22 @@ def straggler_excess_ms(run: RunView) -> dict[str, Value]:
     The median over the steps in which others wait for it. The first captured one counts only where the cause
     shows in it: what came before its first collective may not be captured.
     """
+    return of_late(run, _excess_ms, 0.0)
 
-    def excess(late: Straggler) -> Value:
-        seen = late.gain_ns > 0
-        seen[0] &= bool(late.cause_ns[0] > 0)
-        return float(np.median(late.cause_ns[seen])) / 1e6 if seen.any() else 0.0
 
-    return of_late(run, excess, 0.0)
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def straggler_covered_ms(run: RunView) -> dict[str, Value]:
+    """How much of :func:`straggler_excess_ms` nobody waits for, as the peers are at work themselves.
+
+    It is that less :func:`straggler_cost_ms`; 0 for 2 % of the step or less.
+    """
+    least_ms = noticeable_ns(run) / 1e6
+
+    def covered(late: Straggler) -> Value:
+        more_ms = _excess_ms(late) - cost_ms(run, late)
+        return more_ms if more_ms > least_ms else 0.0
+
+    return of_late(run, covered, 0.0)
 
 
 @run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
@@ -335,3 +344,10 @@ def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
 
 def _noticed(run: RunView) -> list[Straggler]:
     return [one for one in stragglers(run) if np.median(one.gain_ns) > noticeable_ns(run)]
+
+
+def _excess_ms(late: Straggler) -> float:
+    """How much longer than its peers a late rank is at its cause (:func:`straggler_excess_ms`)."""
+    seen = late.gain_ns > 0
+    seen[0] &= bool(late.cause_ns[0] > 0)
+    return float(np.median(late.cause_ns[seen])) / 1e6 if seen.any() else 0.0
