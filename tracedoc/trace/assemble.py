@@ -236,8 +236,7 @@ class Columns:
 
     def _nbytes(self, row_of: npt.NDArray[np.int32]) -> Sparse:
         rows, sizes = row_of[self._take("sized.row")], self._take("sized.nbytes")
-        kept = np.flatnonzero(rows >= 0)
-        kept = kept[np.argsort(rows[kept], kind="stable")]
+        kept = _in_order(rows, rows >= 0)
         return Sparse(rows[kept], sizes[kept], int((row_of >= 0).sum()))
 
     def _memory(self, row_of: npt.NDArray[np.int32]) -> MemoryCounters | None:
@@ -245,26 +244,23 @@ class Columns:
         types, device, allocated, reserved = (
             self._take(f"counted.{name}") for name in ("type", "device", "allocated", "reserved")
         )
-        kept = np.flatnonzero((rows >= 0) & (types != _HOST_MEMORY))
+        kept = _in_order(rows, (rows >= 0) & (types != _HOST_MEMORY))
         if kept.size == 0:
             return None
-        kept = kept[np.argsort(rows[kept], kind="stable")]
         return MemoryCounters(rows[kept].astype(np.intp), device[kept], allocated[kept], reserved[kept])
 
     def _syncs(self, row_of: npt.NDArray[np.int32]) -> SyncRecords | None:
         rows = row_of[self._take("waits.row")]
         streams, recorded_by = self._take("waits.wait_on_stream"), self._take("waits.recorded_by")
-        kept = np.flatnonzero(rows >= 0)
+        kept = _in_order(rows, rows >= 0)
         if kept.size == 0:
             return None
-        kept = kept[np.argsort(rows[kept], kind="stable")]
         streams, recorded_by = (np.where(ids[kept] < 0, NO_ID, ids[kept]) for ids in (streams, recorded_by))
         return SyncRecords(rows[kept].astype(np.intp), streams, recorded_by)
 
     def _shape_table(self, row_of: npt.NDArray[np.int32]) -> ShapeTable:
         rows, shape = row_of[self._take("shaped.row")], self._take("shaped.shape")
-        kept = np.flatnonzero(rows >= 0)
-        kept = kept[np.argsort(rows[kept], kind="stable")]
+        kept = _in_order(rows, rows >= 0)
         used = distinct(shape[kept])
         texts = list(self._shapes)
         kinds = tuple(shapes_of(*texts[number]) for number in used.tolist())
@@ -340,6 +336,12 @@ def _doubled(path: str, count: int) -> TraceLimit:
     return TraceLimit(
         "doubled-events", path, what, "files may have been joined: what the steps lack is not known"
     )
+
+
+def _in_order(rows: npt.NDArray[np.int32], kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    """The places of rows that are kept, in the order of the rows."""
+    places = np.flatnonzero(kept)
+    return places[np.argsort(rows[places], kind="stable")]
 
 
 def _since_the_epoch(ts: npt.NDArray[np.int64], base_ns: int) -> npt.NDArray[np.int64]:

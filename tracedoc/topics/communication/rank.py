@@ -16,7 +16,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import awaited_comm, blocking_comm
 from tracedoc.topics.step.rank import NO_PHASES, NO_STEP, whole_host_step
 from tracedoc.trace.distinct import distinct, is_among
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 
 @rank_fact(unit="count", needs=("collectives",))
@@ -95,9 +95,9 @@ def gathers_per_micro_batch(timeline: RankTimeline) -> Value:
 
 
 def _per_pass(timeline: RankTimeline, ops: frozenset[str], wanted: tuple[Phase, ...]) -> Value:
-    step = whole_host_step(timeline)
-    if isinstance(step, Unknown) or timeline.phases is None:
-        return step if isinstance(step, Unknown) else NO_PHASES
+    step = needed(whole_host_step(timeline))
+    if timeline.phases is None:
+        return NO_PHASES
     passes = sum(step.start_ns <= start < step.end_ns for start, _ in timeline.phases.passes)
     if passes == 0:
         return Unknown("the step holds no backward pass")

@@ -151,7 +151,7 @@ def latency_bound_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Va
     of fewer than 8 ranks pay less latency, as NCCL counts it: 2 ranks reach half of the rate at 48 % of that
     size, 4 at 60 %.
     """
-    latency_bound = needed(_latency_bound(run, digest))
+    latency_bound = _latency_bound(run, digest)
     table = digest.collectives
     counted = table.in_window(step.start_ns, step.end_ns) & ((table.nbytes != NONE) | latency_bound)
     counted &= ~table.is_op("barrier")
@@ -167,7 +167,7 @@ def latency_bound_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest)
     Unknown where most of that time is in calls whose peers' arrivals are not known, and these take more than
     four times as long as calls of their size on measured machines: that is waiting, or a slow network.
     """
-    latency_bound = needed(_latency_bound(run, digest))
+    latency_bound = _latency_bound(run, digest)
     table = digest.collectives
     window = table.in_window(step.start_ns, step.end_ns)
     small = window & latency_bound
@@ -191,14 +191,12 @@ def latency_bound_bytes(run: RunView, digest: RankDigest) -> npt.NDArray[np.floa
     return halves if isinstance(halves, Unknown) else LATENCY_BOUND_SHARE * halves
 
 
-def _latency_bound(run: RunView, digest: RankDigest) -> npt.NDArray[np.bool_] | Unknown:
+def _latency_bound(run: RunView, digest: RankDigest) -> npt.NDArray[np.bool_]:
     """A mask of the rank's collectives that are too small to use the link.
 
     One without a size is too small where it moves data for no longer than one of the limit's size would.
     """
-    limits, table = latency_bound_bytes(run, digest), digest.collectives
-    if isinstance(limits, Unknown):
-        return limits
+    limits, table = needed(latency_bound_bytes(run, digest)), digest.collectives
     arrivals, rates = run.arrivals[digest.rank], usual_rates(run, digest)
     with np.errstate(invalid="ignore"):
         short = (table.end_ns - arrivals.last_arrival_ns(table)) < (
@@ -386,7 +384,7 @@ def rows_of_kind(digest: RankDigest, step: StepDigest, *ops: str) -> npt.NDArray
     return np.flatnonzero(table.is_op(*ops) & table.in_window(step.start_ns, step.end_ns))
 
 
-def total_bytes(digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
+def total_bytes(digest: RankDigest, rows: npt.NDArray[np.intp]) -> int | Unknown:
     """The payload of some of a rank's collectives."""
     sizes = digest.collectives.nbytes[rows]
     return int(sizes.sum()) if bool((sizes != NONE).all()) else NO_SIZES
@@ -407,7 +405,7 @@ def _shortest_ns(run: RunView) -> Int64Array:
 
 @run_fact(unit="ratio", needs=("collectives", "multi_rank"))
 @once
-def all_to_all_imbalance_ratio(run: RunView) -> Value:
+def all_to_all_imbalance_ratio(run: RunView) -> float | Unknown:
     """Bytes of the rank with most of them over the mean of all ranks, in the run's all-to-alls.
 
     Weighted by bytes; 1 where all ranks move as much. Of operations whose ranks were all captured and all
@@ -434,9 +432,5 @@ def all_to_all_imbalance_ratio(run: RunView) -> Value:
 )
 def all_to_all_imbalance_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What even splits would save of ``all_to_all_exposed_ms``: 1 - mean / most bytes of it."""
-    ratio, exposed = all_to_all_imbalance_ratio(run), all_to_all_exposed_ms(run, digest, step)
-    if isinstance(ratio, Unknown):
-        return ratio
-    if isinstance(exposed, Unknown):
-        return exposed
-    return exposed.total_ns / 1e6 * (1.0 - 1.0 / float(ratio))
+    ratio, exposed = needed(all_to_all_imbalance_ratio(run)), needed(all_to_all_exposed_ms(run, digest, step))
+    return exposed.total_ns / 1e6 * (1.0 - 1.0 / ratio)

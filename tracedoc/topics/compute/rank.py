@@ -214,9 +214,7 @@ def reached_most_frac(timeline: RankTimeline) -> Value:
 
 
 def _reached(timeline: RankTimeline, end: int) -> Value:
-    rates = device_rates(timeline)
-    if isinstance(rates, Unknown):
-        return rates
+    needed(device_rates(timeline))
     found = kernel_times(timeline)
     total, known = int(found.length_ns.sum()), ~np.isnan(found.least_ns[end])
     if total == 0:

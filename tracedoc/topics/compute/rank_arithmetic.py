@@ -47,9 +47,9 @@ def model_tflops(timeline: RankTimeline) -> Value:
     forward, 2.5 times that backward), as they ran: recomputed activations count too, the causal mask does
     not. Unknown where the counted operators launched less than 80 % of the matrix kernels' time.
     """
-    work, budget = _matrix_work(timeline), timeline.judged_budget
-    if isinstance(work, Unknown) or budget is None or budget.window_ns == 0:
-        return work if isinstance(work, Unknown) else Unknown("no step can be judged")
+    work, budget = needed(_matrix_work(timeline)), timeline.judged_budget
+    if budget is None or budget.window_ns == 0:
+        return Unknown("no step can be judged")
     return work.flops / budget.window_ns / 1e3
 
 
@@ -69,12 +69,8 @@ def hfu_frac(timeline: RankTimeline) -> Value:
 
 
 def _utilisation(timeline: RankTimeline, flops: Callable[[MatrixWork], float]) -> Value:
-    work, budget = _matrix_work(timeline), timeline.judged_budget
-    if isinstance(work, Unknown):
-        return work
-    half_peak = half_tflops(timeline)
-    if isinstance(half_peak, Unknown):
-        return half_peak
+    work, budget = needed(_matrix_work(timeline)), timeline.judged_budget
+    half_peak = needed(half_tflops(timeline))
     if work.half_flops <= 0.5 * work.flops:
         return Unknown("most matrix work is not in 16 bits; its peak depends on the TF32 setting")
     if budget is None or budget.window_ns == 0:
@@ -104,9 +100,7 @@ def tokens_per_s(timeline: RankTimeline) -> Value:
 
 
 def _rate(timeline: RankTimeline, amount: Callable[[Batch], int | None]) -> Value:
-    batch, budget = _first_batch(timeline), timeline.judged_budget
-    if isinstance(batch, Unknown):
-        return batch
+    batch, budget = needed(_first_batch(timeline)), timeline.judged_budget
     count = amount(batch)
     if count is None:
         return Unknown("the input has no sequence dimension")

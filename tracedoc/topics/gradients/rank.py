@@ -16,7 +16,7 @@ from tracedoc.timeline.collective_table import CollectiveTable, StartDelay
 from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.topics.step.rank import NO_PHASES, NO_STEP, summed_passes, whole_host_step
 from tracedoc.trace.distinct import is_among
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 
 @rank_fact(unit="ms", needs=("kernels", "host_ops", "collectives"))
@@ -45,9 +45,9 @@ def reducing_micro_batches(timeline: RankTimeline) -> Value:
     With gradient accumulation one is enough: DDP under ``no_sync``, FSDP2 with
     ``set_requires_gradient_sync(False)``. Each further one moves the same bytes again.
     """
-    step = whole_host_step(timeline)
-    if isinstance(step, Unknown) or timeline.phases is None:
-        return step if isinstance(step, Unknown) else NO_PHASES
+    step = needed(whole_host_step(timeline))
+    if timeline.phases is None:
+        return NO_PHASES
     asked = np.sort(timeline.phases.asked_ns[timeline.collectives.is_op(*REDUCTIONS)]).tolist()
     passes = [at for at in summed_passes(timeline) if step.start_ns <= at[0] < step.end_ns]
     return sum(bisect_left(asked, start) < bisect_left(asked, end) for start, end in passes)

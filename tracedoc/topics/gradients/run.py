@@ -120,18 +120,15 @@ def beside_gradients_op_ms(run: RunView, digest: RankDigest, step: StepDigest) -
 
 
 @digest_fact(unit="bytes", needs=("host_ops", "collectives", reducing_micro_batches))
-def suggested_bucket_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+def suggested_bucket_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> float | Unknown:
     """Bucket size that uses the link and still leaves three buckets to overlap.
 
     Twelve times the size at which the link reaches half of its rate, a third of all gradients at most: of
     those of one micro-batch, where each reduces its own.
     """
     rows = _rows(digest, step)
-    total = _total(digest, rows)
-    half = total if isinstance(total, Unknown) else _half_bytes(run, digest, rows)
-    if isinstance(total, Unknown) or isinstance(half, Unknown):
-        return half
-    return min(GOOD_SIZE * half, float(total) / _reducing_passes(digest) / FEWEST_BUCKETS)
+    total, half = needed(_total(digest, rows)), needed(_half_bytes(run, digest, rows))
+    return min(GOOD_SIZE * half, total / _reducing_passes(digest) / FEWEST_BUCKETS)
 
 
 @digest_fact(unit="fraction", needs=("host_ops", "collectives", suggested_bucket_bytes))
@@ -141,14 +138,10 @@ def bucket_overhead_frac(run: RunView, digest: RankDigest, step: StepDigest) -> 
     A transfer takes as long as ``size + half-rate size`` bytes at the link's full rate. Compared are the
     buckets as they are and those of :func:`suggested_bucket_bytes`; 0 where they are as large already.
     """
-    suggested, rows = suggested_bucket_bytes(run, digest, step), _rows(digest, step)
-    if isinstance(suggested, Unknown):
-        return suggested
-    total, half = _total(digest, rows), _half_bytes(run, digest, rows)
-    if isinstance(total, Unknown) or isinstance(half, Unknown):
-        return total if isinstance(total, Unknown) else half
-    fewer = min(-(-float(total) // float(suggested)), float(rows.size))
-    return 1.0 - (float(total) + fewer * half) / (float(total) + rows.size * half)
+    suggested, rows = needed(suggested_bucket_bytes(run, digest, step)), _rows(digest, step)
+    total, half = needed(_total(digest, rows)), needed(_half_bytes(run, digest, rows))
+    fewer = min(-(-total // suggested), float(rows.size))
+    return 1.0 - (total + fewer * half) / (total + rows.size * half)
 
 
 @digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms, bucket_overhead_frac))
@@ -222,10 +215,8 @@ def splittable_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) 
 @digest_fact(unit="count", needs=("host_ops", "collectives", reducing_micro_batches))
 def even_bucket_mb(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """An eighth of the gradients of one micro-batch in MiB, rounded up, as ``bucket_cap_mb`` takes it."""
-    total = _total(digest, _rows(digest, step))
-    if isinstance(total, Unknown):
-        return total
-    return math.ceil(float(total) / _reducing_passes(digest) / EVEN_BUCKETS / 2**20)
+    total = needed(_total(digest, _rows(digest, step)))
+    return math.ceil(total / _reducing_passes(digest) / EVEN_BUCKETS / 2**20)
 
 
 @digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms, reducing_micro_batches))
@@ -271,7 +262,7 @@ def _rows(digest: RankDigest, step: StepDigest) -> npt.NDArray[np.intp]:
     return np.flatnonzero(digest.gradients & inside)
 
 
-def _total(digest: RankDigest, rows: npt.NDArray[np.intp]) -> Value:
+def _total(digest: RankDigest, rows: npt.NDArray[np.intp]) -> int | Unknown:
     sizes = digest.collectives.nbytes[rows]
     if sizes.size == 0:
         return NO_GRADIENTS

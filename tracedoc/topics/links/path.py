@@ -131,8 +131,7 @@ def fastest_interface(run: RunView) -> Value:
 
 
 def _of_interfaces(run: RunView, place: int) -> Value:
-    found = _interface(run)
-    return found if isinstance(found, Unknown) else found[place]
+    return needed(_interface(run))[place]
 
 
 def _interface(run: RunView) -> tuple[str, float, str, float] | Unknown:

@@ -15,7 +15,7 @@ from tracedoc.topics.sharding.rank import (
     estimated_parameters,
     largest_unit_frac,
 )
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 USABLE_SHARE = 0.92
 """The rest of a GPU's memory goes to the driver, to NCCL's buffers and to what the allocator cannot join."""
@@ -38,7 +38,7 @@ def tensor_memory_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Va
 
 
 @digest_fact(unit="bytes", needs=("collectives", all_units_bytes, largest_unit_frac))
-def gathered_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+def gathered_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> float | Unknown:
     """What a GPU holds more if it keeps all units gathered between the passes: all of them but two.
 
     Two are there already, one in use and one fetched ahead.
@@ -55,12 +55,10 @@ def gathered_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
 )
 def fits_gathered(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """Whether the measured peak and ``gathered_bytes`` are at most 92 % of the GPU's memory."""
-    memory, more = _memory(run, digest), gathered_bytes(run, digest, step)
-    if isinstance(more, Unknown):
-        return more
+    memory, more = _memory(run, digest), needed(gathered_bytes(run, digest, step))
     if not memory.total or memory.peak_allocated is None:
         return NO_MEMORY
-    return memory.peak_allocated + float(more) <= USABLE_SHARE * memory.total
+    return memory.peak_allocated + more <= USABLE_SHARE * memory.total
 
 
 @digest_fact(

@@ -112,8 +112,7 @@ def gather_stall_cause(run: RunView, digest: RankDigest, step: StepDigest) -> Va
 def _stall_ms(
     run: RunView, digest: RankDigest, step: StepDigest, part: Callable[[StallParts], npt.NDArray[np.int64]]
 ) -> Value:
-    parts = _parts(run, digest, step)
-    return parts if isinstance(parts, Unknown) else int(part(parts).sum()) / 1e6
+    return int(part(needed(_parts(run, digest, step))).sum()) / 1e6
 
 
 def _parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | Unknown:

@@ -38,11 +38,9 @@ def latency_bound_gathers_frac(run: RunView, digest: RankDigest, step: StepDiges
 
     Latency-bound is as in :func:`latency_bound_frac`; gathers without a size are left out.
     """
-    limit = latency_bound_bytes(run, digest)
     if digest.units is None:
         return NOT_SHARDED
-    if isinstance(limit, Unknown):
-        return limit
+    limit = needed(latency_bound_bytes(run, digest))
     calls = digest.units.units.gathers
     mine = (calls.step == step.index) & (calls.nbytes > 0)
     small = calls.nbytes[mine] < limit[calls.row[mine]]
@@ -75,7 +73,7 @@ def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
 
 
 @digest_fact(unit="ms", needs=("kernels", "collectives", fsdp_blocks, fsdp_units))
-def mergeable_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+def mergeable_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> float | Unknown:
     """Exposed time of the median step that gathers and reduce-scatters would not take if units were merged.
 
     Each call takes longer than its bytes at the full rate of the link need. Of a transfer of this run,
@@ -118,11 +116,9 @@ def fine_wrapping_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) ->
     The sum of :func:`mergeable_exposed_ms` and the same share of :func:`sharding_hook_idle_ms`, which is left
     out where no hooks are in the trace.
     """
-    exposed, share = mergeable_exposed_ms(run, digest, step), _merged_share(digest)
-    if isinstance(exposed, Unknown) or isinstance(share, Unknown):
-        return exposed if isinstance(exposed, Unknown) else share
+    exposed, share = needed(mergeable_exposed_ms(run, digest, step)), needed(_merged_share(digest))
     idle = sharding_hook_idle_ms.of(digest)
-    return float(exposed) + (share * float(idle) if isinstance(idle, float) else 0.0)
+    return exposed + (share * float(idle) if isinstance(idle, float) else 0.0)
 
 
 @digest_fact(unit="ms", needs=("collectives", block_bytes))
@@ -248,9 +244,7 @@ def _of_step(
     if digest.units is None:
         return NOT_SHARDED
     calls = digest.units.units.gathers
-    tiny, mine = _tiny(digest, calls), calls.step == step.index
-    if isinstance(tiny, Unknown):
-        return tiny
+    tiny, mine = needed(_tiny(digest, calls)), calls.step == step.index
     return measure(tiny[mine]) if mine.any() else Unknown("the step gathers no parameters")
 
 

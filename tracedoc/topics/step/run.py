@@ -260,15 +260,13 @@ def lasting(rest: NDArray[np.float64]) -> float:
     return max(float((rest[1:] * rest[:-1]).sum()) / power, 0.0) if power else 0.0
 
 
-def _sure_ends_ms(run: RunView) -> tuple[float, float] | Unknown:
+def _sure_ends_ms(run: RunView) -> tuple[float, float]:
     """The interval of 95 % for the median step, by the sign test.
 
     Where what makes steps long lasts, with correlation r from one to the next, n steps count as
     n (1 - r) / (1 + r).
     """
-    steps = job_steps(run)
-    if isinstance(steps, Unknown):
-        return steps
+    steps = needed(job_steps(run))
     again = lasting(np.asarray(steps.length_ns - steps.median_ns, dtype=np.float64))
     half = min(SURELY * ((1 + again) / max(1 - again, 1e-9) / steps.number.size) ** 0.5, 0.5)
     low, high = np.quantile(steps.length_ns, (0.5 - half, 0.5 + half))
@@ -278,13 +276,13 @@ def _sure_ends_ms(run: RunView) -> tuple[float, float] | Unknown:
 @run_fact(unit="ms")
 def logged_median_low_ms(run: RunView) -> Value:
     """The least that the median of the logged steps may be, if they were drawn again: the end of 95 %."""
-    return needed(_sure_ends_ms(run))[0]
+    return _sure_ends_ms(run)[0]
 
 
 @run_fact(unit="ms")
 def logged_median_high_ms(run: RunView) -> Value:
     """The most that the median of the logged steps may be (:func:`logged_median_low_ms`)."""
-    return needed(_sure_ends_ms(run))[1]
+    return _sure_ends_ms(run)[1]
 
 
 @run_fact(unit="fraction")

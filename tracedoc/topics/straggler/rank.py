@@ -40,7 +40,5 @@ def foreign_turns(timeline: RankTimeline) -> Value:
 @rank_fact(unit="ms", needs=("kernels", "launches", foreign_turns_ms))
 def foreign_turn_ms(timeline: RankTimeline) -> Value:
     """Median length of these gaps; 0 without one."""
-    found = foreign_turns_ms(timeline)
-    if isinstance(found, Unknown) or not len(found):
-        return found if isinstance(found, Unknown) else 0.0
-    return float(np.median(found.ends - found.starts)) / 1e6
+    found = needed(foreign_turns_ms(timeline))
+    return float(np.median(found.ends - found.starts)) / 1e6 if len(found) else 0.0
