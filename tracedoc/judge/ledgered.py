@@ -25,6 +25,7 @@ from tracedoc.ledger import SHARED_ABOVE, UNSPLIT, WORTH, Ledger, LedgerCause, R
 from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
+from tracedoc.topics.step.run import own_frac
 from tracedoc.units import format_ms, format_percent
 from tracedoc.whatif.larger_batch import larger_batch, per_step_causes
 from tracedoc.whatif.ledger import play_together
@@ -252,11 +253,12 @@ def _as_runs_differ(judgement: Judgement, ledger: Ledger, measurements: Measurem
     """The findings with gains that were played as sure as those of CPU runs are."""
     if not measurements.is_cpu:
         return judgement
-    findings = []
+    findings, captured = [], (ledger.step_ms, own_frac(measurements.run))
     for one in judgement.findings:
         if (gain := one.gain) is not None and gain.likely_ms is not None:
             played = (gain.low_ms, gain.likely_ms, gain.high_ms)
-            low, _, high = as_runs_differ(played, gain.mean_step_ms or ledger.step_ms)
+            of = (gain.mean_step_ms, 1.0) if gain.mean_step_ms else captured
+            low, _, high = as_runs_differ(played, *of)
             one = replace(one, gain=replace(gain, low_ms=max(low, 0.0), high_ms=high))
         findings.append(one)
     return replace(judgement, findings=tuple(findings))

@@ -91,7 +91,8 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     ``point_base`` and ``event_base`` are where the points and events of each rank begin, and where the last
     ones end. At the points ``batch_point`` the host waited ``batch_ns`` for a batch of loader workers.
     ``spare_cores`` are those that the operators of no rank use (:meth:`tracedoc.run.job.Job.spare_cores`),
-    ``core_wait_frac`` the share of what it could run for which a rank on CPUs waited for one, on average.
+    ``core_waits`` are the least and most of what ranks on CPUs waited for cores that the job's own threads
+    had, as shares of what they could run (:func:`tracedoc.ranks.core_waits.core_waits`).
     """
 
     ranks: tuple[int, ...]
@@ -104,7 +105,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     batch_ns: Int64Array
     joins: CollectiveParts
     spare_cores: int | None = None
-    core_wait_frac: float = 0.0
+    core_waits: tuple[float, float] = (0.0, 0.0)
 
     @property
     def points(self) -> int:
@@ -343,7 +344,7 @@ class Gathering:
             batch_ns=np.concatenate([waited for _, waited in self._batches]),
             joins=joins,
             spare_cores=spare_cores,
-            core_wait_frac=0.0,
+            core_waits=(0.0, 0.0),
             **{name: whole[name] for name in StepColumns.__struct_fields__},
         )
         target = np.concatenate([event for event, _ in self._early]).astype(np.intp)

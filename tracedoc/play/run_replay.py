@@ -15,6 +15,7 @@ from tracedoc.play.player import Played, Player
 from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
 from tracedoc.play.solver import Cyclic
+from tracedoc.ranks.core_waits import core_waits
 from tracedoc.ranks.run_view import RunView, meet_rarely
 from tracedoc.step.program import RankProgram
 from tracedoc.step.rank_digest import RankDigest
@@ -182,14 +183,6 @@ def replay_other(run: RunView, first: RunReplay, step: int) -> RunReplay | Refus
     )
 
 
-def _core_wait_frac(run: RunView, ranks: Sequence[int]) -> float:
-    """Of the time in which training threads could run the share that they waited for a core, 0 if unknown."""
-    threads = [one.training_thread for one in (run.job.ranks if run.job else ()) if one.rank in ranks]
-    waited = sum(one.get("waited_us", 0) for one in threads)
-    could = waited + sum(one.get("ran_us", 0) for one in threads)
-    return waited / could if could > 0 else 0.0
-
-
 def _replay_of(
     run: RunView, representative: RankDigest, step: int, *, lenient: bool = False
 ) -> RunReplay | Refusal:
@@ -201,9 +194,8 @@ def _replay_of(
     program = join_run(
         ranks, _decoded(there, step), tables, gradients, roles, run.matching, run.curves, spare
     )
-    if program.layout.is_cpu:
-        layout = replace(program.layout, core_wait_frac=_core_wait_frac(run, ranks))
-        program = program.edited(layout=layout)
+    if program.layout.is_cpu and run.job is not None:
+        program = program.edited(layout=replace(program.layout, core_waits=core_waits(run.job, ranks)))
     subject = ranks.index(representative.rank)
     assert representative.judged_step is not None
     step_ms = representative.judged_step.budget.window_ns / 1e6
@@ -288,7 +280,6 @@ def _replayed(
         path=find_whole_path(likely, subject),
         notes=notes,
         apart=meet_rarely(run.digests),
-        own_frac=run.job.own_frac if run.job is not None else 1.0,
     )
 
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 
 from tracedoc.errors import Limit
 from tracedoc.run.machine import Machine, Samples, Stacks, read_machine, read_samples, read_stacks
@@ -184,19 +183,6 @@ class Job:
         return {
             one.rank: max(one.cores // sharing[one.host, one.affinity], 1) for one in self.ranks if one.cores
         }
-
-    @property
-    def own_frac(self) -> float:
-        """Share of a captured step that one without the profiler takes, of the median rank; 1 at most.
-
-        1 where too few steps were timed.
-        """
-        known = [
-            own / one.during.median_ms
-            for one in self.ranks
-            if one.during is not None and one.during.median_ms > 0 and (own := one.unprofiled_ms) is not None
-        ]
-        return min(float(median(known)), 1.0) if known else 1.0
 
     def spare_cores(self, ranks: Sequence[int]) -> int | None:
         """Of its fair cores those that a rank's operators leave free, of the rank that has the fewest.

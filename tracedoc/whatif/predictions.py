@@ -11,8 +11,9 @@ from tracedoc.play.path import find_path
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_run
 from tracedoc.play.solver import Cyclic
-from tracedoc.predicted import as_runs_differ, as_unprofiled
+from tracedoc.predicted import as_runs_differ
 from tracedoc.ranks.run_view import RunView
+from tracedoc.topics.step.run import own_frac
 from tracedoc.values import once
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
@@ -58,7 +59,9 @@ _Outcomes = dict[Scenario, _Outcome]
 def run_replay(run: RunView) -> RunReplay | Refusal:
     """The replay of a run, made once: of its analysed step, and of others in a row where these differ."""
     found = replay_run(run)
-    return found if isinstance(found, Refusal) else in_a_row(found, other_steps(run, found))
+    if isinstance(found, Refusal):
+        return found
+    return in_a_row(msgspec.structs.replace(found, own_frac=own_frac(run)), other_steps(run, found))
 
 
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
@@ -163,7 +166,7 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes
         spread = abs(gains[1])
     gained = (gains[0] - spread, gains[1], min(gains[2] + spread, today))
     if replay.base[Scenario.LIKELY].program.layout.is_cpu:
-        gained = as_unprofiled(as_runs_differ(gained, replay.step_ms), today, replay.own_frac)
+        gained = as_runs_differ(gained, today, replay.own_frac)
     return Prediction(
         gain_ms=gained,
         of_ms=today,

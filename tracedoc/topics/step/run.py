@@ -12,6 +12,7 @@ from tracedoc.facts.catalog import NO_MANIFEST, of_manifest, run_fact
 from tracedoc.ranks.run_view import RunView, meet_rarely
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, WINDOW, WRITTEN
+from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.trace.distinct import distinct, intersection, is_among
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -330,3 +331,22 @@ def core_waits_ns(rank: RankJob, numbers: Ints) -> Ints | None:
     logged, once = np.unique(words[:, 0] & 0xFFFFFFFF, return_index=True)
     place = np.minimum(np.searchsorted(logged, numbers), logged.size - 1)
     return np.asarray(np.where(logged[place] == numbers, words[once[place], 2], 0), dtype=np.int64)
+
+
+@once
+def own_frac(run: RunView) -> float:
+    """Share of a captured step that one without the profiler takes, of the median rank; 1 at most.
+
+    What ranks waited longer for cores than in logged steps is not the profiler's: such waits come in spells.
+    1 where too few steps were timed.
+    """
+    ranks, logged = run.job.ranks if run.job is not None else (), job_steps(run)
+    waits = [core_wait_ms(rank) for rank in ranks]
+    waited = sum(wait for wait in waits if isinstance(wait, float))
+    usual = waited if isinstance(logged, Unknown) else float(np.median(logged.waited_ns)) / 1e6
+    known = [
+        own / max(rank.during.median_ms - max(waited - usual, 0.0), own)
+        for rank in ranks
+        if rank.during is not None and (own := rank.unprofiled_ms)
+    ]
+    return float(np.median(known)) if known else 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import RunProgram
+from tracedoc.play.run_program import Layout, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
 from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, of_scenario
@@ -14,10 +14,6 @@ SHARE_BETWEEN = (1.0, 1.0, 0.5)
 SHARE_BESIDE = (1.0, 0.5, 0.0)
 """What goes with the messages of the host's time between two of them, and of as much before the first and
 after the last: values are made, reduced and read there."""
-
-WAITS_FOR_CORES = (1.0, 0.5, 0.0)
-"""What of the waits for cores goes on CPUs with as large a share of the messages: each of them wakes threads
-that take the cores of operators. Of two jobs all of it did, of another none."""
 
 
 def no_extra_messages(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
@@ -30,15 +26,27 @@ def no_extra_messages(program: RunProgram, arguments: Arguments) -> RunProgram |
     own = program.own.copy()
     own[layout.cause_to[waits]] = 0
     edited = without_collectives(program, extra)
-    lag, dur = program.lag - _taken(program, extra, waits), program.dur
-    if layout.core_wait_frac > 0:
-        share = extra.sum() / program.launched.sum() * of_scenario(program.scenario, *WAITS_FOR_CORES)
-        stays = 1.0 - layout.core_wait_frac * share
-        lag, dur = (
-            np.rint(lag * stays).astype(np.int64),
-            np.rint(np.where(layout.computes, dur * stays, dur)).astype(np.int64),
-        )
-    return edited.edited(lag=lag, own=own, dur=dur, active=edited.active & ~waits)
+    least, most = layout.core_waits
+    share = of_scenario(program.scenario, most, (least + most) / 2, least)
+    lag = program.lag - _taken(program, extra, waits)
+    lag = np.where(_woken_by(layout, waits), np.rint(lag * (1.0 - share)).astype(np.int64), lag)
+    return edited.edited(lag=lag, own=own, active=edited.active & ~waits)
+
+
+def _woken_by(layout: Layout, waits: Mask) -> Mask:
+    """Points to which the host came after one of some waits for messages, before it waited for another.
+
+    A message that wakes it may put it on a core where another thread runs, and there it waits for that one.
+    The step before ended as this one.
+    """
+    woken = np.flatnonzero(layout.returns(layout.to_host))
+    if not woken.size:
+        return np.zeros(layout.points, dtype=bool)
+    edges = np.searchsorted(woken, layout.point_base)
+    begin, end = edges[:-1][layout.point_rank], edges[1:][layout.point_rank]
+    last = np.searchsorted(woken, np.arange(layout.points)) - 1
+    last = np.where(last < begin, end - 1, last)
+    return np.asarray((begin < end) & layout.returns(waits)[woken[last]])
 
 
 def _taken(program: RunProgram, extra: Mask, waits: Mask) -> Int64Array:
