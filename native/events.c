@@ -39,7 +39,7 @@ enum {
 
 #define LARGEST_US UINT64_C(4000000000000000)
 #define EXACT_BELOW_US (UINT64_C(1) << 43) /* with a fraction; floats of the other reader round beyond */
-#define LONG_FRAME_NS 100000
+#define LONG_FRAME_NS 10000
 #define MOST_DIGITS 18
 #define LISTS(e) \
     &(e)->times, &(e)->head, &(e)->placed, &(e)->sized, &(e)->counted, &(e)->waits, &(e)->shaped, \

@@ -165,3 +165,31 @@ def test_a_rank_that_ends_early_is_told_first(tmp_path: Path, steps: int, early:
     assert ended_early(build_run_view(unmarked, 2)) == []
     summary = diagnose([tmp_path], Options(replay=False)).summary
     assert summary.startswith("Rank 1 ended up to 300 ms before the others") is early
+
+
+@pytest.mark.parametrize(
+    ("inside", "named", "ms"),
+    [
+        ([("data.py(5): __getitem__", 0.09)] * 40, "`__getitem__` (`data.py:5`)", 3.6),
+        ([("torch/optim/optimizer.py(60): step", 3.6)], "code at the top level of `train.py`", 0.5),
+        ([], "code at the top level of `train.py`", 4.1),
+    ],
+)
+def test_short_calls_and_torchs_own_code_are_told_from_the_loop(
+    tmp_path: Path, inside: list[tuple[str, float]], named: str, ms: float
+) -> None:
+    """For 4.1 of 10 ms no operator runs: the loop's own code, many calls of 90 us each, or torch at work."""
+    builder = TraceBuilder(device=None)
+    for index in range(1, 5):
+        start = 10.0 * index
+        builder.step(index, start, start + 10).host("aten::mm", start + 0.1, start + 5.9)
+        at = start + 5.95
+        for frame, lasts in inside:
+            builder.host(frame, at, at + lasts, category="python_function")
+            at += lasts + 0.005
+        builder.host("aten::add", start + 9.9, start + 10)
+    builder.host("train.py(12): <module>", 9.0, 51.0, category="python_function")
+    path = builder.write(tmp_path / "rank-0.json")
+    facts = diagnose([path], Options(jobs=1)).facts
+    assert facts["script_code"].value == named
+    assert facts["script_code_ms"].value == pytest.approx(ms)

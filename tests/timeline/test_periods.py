@@ -12,7 +12,7 @@ import pytest
 from tracedoc import load
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import build_timeline
-from tracedoc.timeline.steps import period_marks
+from tracedoc.timeline.steps import period_marks, whole_periods
 
 EMBED, LAYER, NORM, LOSS, BACK, ADAM = range(6)
 STEP = [EMBED, *[LAYER, NORM] * 12, LOSS, *[BACK, NORM] * 12, ADAM, ADAM]
@@ -54,13 +54,31 @@ def test_layers_of_one_step_are_not_steps() -> None:
     )
 
 
+def test_the_shortest_whole_repetition_is_a_period() -> None:
+    """Twelve calls of a model with four equal layers and a head; one of two kernels is benchmarked often."""
+    call = [EMBED, *[LAYER, NORM] * 4, LOSS]
+    found = whole_periods(np.array(call * 12))
+    assert found is not None
+    assert found.tolist() == [10 * place for place in range(12)]
+    assert whole_periods(np.array(call * 12 + [LOSS])) is None
+    assert whole_periods(np.array(call * 2)) is None
+    assert whole_periods(np.array([LAYER, NORM] * 7)) is None
+    benchmark = whole_periods(np.array([LAYER, NORM] * 8))
+    assert benchmark is not None
+    assert benchmark.tolist() == [*range(0, 16, 2)]
+
+
 def test_random_kernels_repeat_nothing() -> None:
     random = np.random.default_rng(5)
     assert period_marks(random.integers(0, 40, 2000)) is None
 
 
-def unmarked(builder: TraceBuilder, *, linked: bool = True, trains: bool = True) -> TraceBuilder:
+def unmarked(
+    builder: TraceBuilder, *, linked: bool = True, trains: bool = True, head: str = ""
+) -> TraceBuilder:
     """Draw four steps of 10 ms: nine kernels of 1 ms, the host 2 ms ahead, and nothing that marks a step."""
+    if head:
+        builder.kernel(head, 39.0, 40.0, launch_ms=37.0)
     for step in range(4):
         if trains:
             builder.backward(10.0 * step + 2.5, 10.0 * step + 4.5)
@@ -83,9 +101,11 @@ def test_a_trace_without_launches_is_cut_by_the_gpus_own_clock(tmp_path: Path) -
     assert [w.end_ns - w.start_ns for w in timeline.complete_windows] == [10_000_000] * 3
 
 
-def test_a_forward_pass_alone_is_not_cut_into_its_layers(tmp_path: Path) -> None:
-    timeline = build_timeline(load(unmarked(TraceBuilder(), trains=False).write(tmp_path / "rank-0.json")))
-    assert timeline.host.source == "none"
+@pytest.mark.parametrize(("head", "source"), [("", "inferred"), ("head", "none"), ("gemm", "none")])
+def test_forward_passes_are_told_from_the_layers_of_one(tmp_path: Path, head: str, source: str) -> None:
+    """Four times the same kernels and nothing else are four passes; with a head they are layers of one."""
+    drawn = unmarked(TraceBuilder(), trains=False, head=head)
+    assert build_timeline(load(drawn.write(tmp_path / "rank-0.json"))).host.source == source
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,14 @@ def test_ranks_that_were_merged_into_one_file_are_refused(tmp_path: Path) -> Non
         find_host_steps(read_trace(merged))
 
 
+def test_a_capture_in_which_nothing_ran_is_refused(tmp_path: Path) -> None:
+    """As of a schedule that started over when the loop ended, with stacks."""
+    builder = TraceBuilder().step(7, 0.0, 0.1)
+    builder.host("train.py(3): <module>", 0.0, 0.2, category="python_function")
+    with pytest.raises(InputError, match="the profiler stopped right after it began"):
+        timeline_of(tmp_path, builder)
+
+
 @pytest.mark.parametrize(("quiet_ms", "finished"), [(0.9, False), (1.1, True)])
 def test_a_step_that_ends_within_1_ms_of_the_capture_was_cut(
     quiet_ms: float, finished: bool, tmp_path: Path

@@ -134,8 +134,9 @@ class RankTimeline(msgspec.Struct, frozen=True, eq=False):
 def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> RankTimeline:
     """Return the timeline of one rank; ``steps`` limits the analysed steps to ``[first, last]``.
 
-    Raises :class:`InputError` for a file into which several ranks were merged.
+    Raises :class:`InputError` for a file into which several ranks were merged, or in which nothing ran.
     """
+    _refuse_without_work(trace)
     launches = link_launches(trace)
     trace, launches, limits = known_part(trace, launches)
     cut = bool(limits) or trace.info.known_until_ns is not None
@@ -180,6 +181,16 @@ def _of_steps(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTime
         if (steps is None or steps[0] <= window.index <= steps[1]) and (window.complete or not timeline.cut)
     )
     return replace(timeline, windows=kept)
+
+
+def _refuse_without_work(trace: Trace) -> None:
+    beside = trace.is_kind(Kind.ANNOTATION, Kind.PYTHON, Kind.OVERHEAD, Kind.INSTANT)
+    if len(trace) and beside.all() and trace.info.known_until_ns is None:
+        raise InputError(
+            f"{trace.info.source} holds no operator and no kernel: the profiler stopped right after it began",
+            "a schedule that starts over as the loop ends writes such a file over the one before: end it "
+            "with repeat=1, or give each file a name (on_trace_ready=tensorboard_trace_handler(folder))",
+        )
 
 
 def _refuse_merged_devices(trace: Trace, events: GpuEvents) -> None:

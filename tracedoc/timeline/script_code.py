@@ -12,6 +12,7 @@ import numpy as np
 
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among
 
@@ -211,14 +212,6 @@ COLLECTOR = "tracedoc/collector/"
 LEAST_CALL = 0.01
 """What takes a smaller share of the time is not named as a call."""
 
-_WORKS = re.compile(
-    r"(?:^|/)(?:torch/(?!serialization|storage|_tensor_str|package|multiprocessing|profiler|"
-    r"distributed/checkpoint|utils/(?!checkpoint))"
-    r"|deepspeed/(?!checkpoint|monitor|profiling|runtime/(?:checkpoint_engine|dataloader)))"
-)
-"""Code of torch and of DeepSpeed's engine that works for the model. Of what loads, saves, prints or records
-the time is that of whoever calls it."""
-
 COMPREHENSION = re.compile(r"<(?:list|set|dict)comp>|<genexpr>")
 
 _CALLED = re.compile(r"^(?:.+\.py\(\d+\): |<built-in (?:method|function) )(?P<name>[a-zA-Z]\w*)")
@@ -239,7 +232,7 @@ def _owner(name: str) -> CodePlace | str:
             return THROUGH
         return CodePlace("", 0, name[:120], loading=False, time_ns=0)
     file = frame["file"]
-    if _WORKS.search(file) or COLLECTOR in file:
+    if vocabulary.works_for_the_model(file) or COLLECTOR in file:
         return OPAQUE
     library = re.split(r"[/.]", file, maxsplit=1)[0] in _LIBRARIES or _INSTALLED.search(file)
     if library or COMPREHENSION.fullmatch(frame["function"]):

@@ -402,10 +402,9 @@ def repeated_steps(trace: Trace, launches: Launches, kernels: Rows) -> HostSteps
     """Return steps that are one repetition each, or ``None`` if the kernels do not repeat.
 
     ``kernels`` are the rows of the compute stream's kernels in order of start. A step begins where the
-    host launched its first kernel; where launches are not linked, where that kernel starts. Only a capture
-    with a backward pass is cut: in one forward pass the layers repeat from end to end.
+    host launched its first kernel; where launches are not linked, where that kernel starts.
     """
-    marks = period_marks(trace.name[kernels]) if _trains(trace) else None
+    marks = _marks(trace, kernels)
     if marks is None:
         return None
     begins = kernels[marks]
@@ -422,14 +421,14 @@ def repeated_steps(trace: Trace, launches: Launches, kernels: Rows) -> HostSteps
 def repeated_operators(trace: Trace, threads: npt.NDArray[np.int32]) -> HostSteps | None:
     """Steps of a CPU run that are one repetition each of the operators on one of ``threads``, or ``None``.
 
-    That thread is the one with most operators; as of kernels, only a capture with a backward pass is cut.
+    That thread is the one with most operators.
     """
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & is_among(trace.thread, threads))
-    if rows.size == 0 or not _trains(trace):
+    if rows.size == 0:
         return None
     numbers, counts = np.unique(trace.thread[rows], return_counts=True)
     rows = rows[trace.thread[rows] == numbers[counts.argmax()]]
-    marks = period_marks(trace.name[rows])
+    marks = _marks(trace, rows)
     if marks is None:
         return None
     return _repetitions(trace, rows[marks], f"the operators repeat {len(marks)} times")
@@ -447,9 +446,26 @@ def _repetitions(trace: Trace, begins: Rows, what: str) -> HostSteps:
     return HostSteps(steps, "inferred", (limit,))
 
 
-def _trains(trace: Trace) -> bool:
-    named = trace.named(vocabulary.is_backward_node)
-    return bool(named[trace.name].any())
+def _marks(trace: Trace, rows: Rows) -> np.ndarray | None:
+    """The places among ``rows`` at which a repetition begins, ``None`` if nothing repeats.
+
+    Without a backward pass the layers of one forward pass repeat as well, between what stands before and
+    behind them: only a capture that is nothing but whole repetitions is cut.
+    """
+    trains = bool(trace.named(vocabulary.is_backward_node)[trace.name].any())
+    return period_marks(trace.name[rows]) if trains else whole_periods(trace.name[rows])
+
+
+def whole_periods(names: np.ndarray) -> np.ndarray | None:
+    """The positions at which the shortest sequence begins that ``names`` repeats from end to end.
+
+    ``None`` where nothing does, or only few short ones, which may be parts of one step.
+    """
+    for period in range(1, names.size // FEWEST_MARKS + 1):
+        if names.size % period == 0 and bool((names[period:] == names[:-period]).all()):
+            enough = max(period, names.size // period) >= FEWEST_KERNELS
+            return np.arange(0, names.size, period) if enough else None
+    return None
 
 
 def period_marks(names: np.ndarray) -> np.ndarray | None:

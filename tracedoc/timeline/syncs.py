@@ -224,7 +224,8 @@ def _wait_cause(call: str, operators: list[str], ranges: list[str], frames: list
         if vocabulary.step_number(name) is None and not name.startswith(("nccl:", "##"))
     ]
     operator = library[0] if library else (operators[-1] if operators else call)
-    line = next((name for name in reversed(frames) if ".py(" in name), "")
+    calling = (name for name in reversed(frames) if ".py(" in name)
+    line = next((name for name in calling if not vocabulary.works_for_the_model(name)), "")
     return WaitCause(operator, call, shown[-1] if shown else "", line)
 
 

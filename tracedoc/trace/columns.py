@@ -28,7 +28,7 @@ class Kind(IntEnum):
     MEMSET = 5
     SYNC = 6  # cuda_sync, cuda_event: how streams wait, never work
     GPU_ANNOTATION = 7
-    PYTHON = 8  # python_function: kept only where the reader was asked to, all or the long ones
+    PYTHON = 8  # python_function: kept only where the reader was asked to, all or long ones
     OVERHEAD = 9
     INSTANT = 10
     ACCELERATOR = 11  # device activity that tracedoc does not understand (MTIA, HPU, profiler ranges)

@@ -51,9 +51,9 @@ _BARE_TOKEN = re.compile(rb'("\s*:\s*)-?(?:inf|nan|NaN|Infinity|N/A)(?=\s*[,}\]]
 FRAME = "python_function"
 """The category of Python frames."""
 
-LONG_FRAME_US = 100.0
+LONG_FRAME_US = 10.0
 _OWN_FRAME = re.compile(
-    r"(?:.*/)?(?:torch|(?:site|dist)-packages/torch|runpy\.py|threading\.py|contextlib\.py|importlib|"
+    r"(?:.*/)?(?:runpy\.py|threading\.py|contextlib\.py|importlib|"
     r"lib/python3\.\d+/\w+\.py)(?:/|\(|$)|<|nn\.Module: "
 )
 _DECODE_COLLECTIVES: Any = msgspec.json.Decoder(list[CollectiveFields]).decode
@@ -283,12 +283,12 @@ def _loose_metadata(item: dict[str, Any]) -> Metadata:
 
 
 def _is_long_frame(name: Any, dur: float) -> bool:
-    """True for a Python frame of 0.1 ms or more that is neither torch's nor Python's own."""
-    return dur >= LONG_FRAME_US and is_frame_of_a_person(name)
+    """True for a frame of 10 us or more that tells whose code runs: one call of many may be as short."""
+    return dur >= LONG_FRAME_US and tells_whose(name)
 
 
-def is_frame_of_a_person(name: Any) -> bool:
-    """True for a Python frame that is neither torch's nor Python's own."""
+def tells_whose(name: Any) -> bool:
+    """True for a Python frame of a script or a library, torch among them: not for one of Python's own."""
     return isinstance(name, str) and ".py(" in name and not _OWN_FRAME.match(name)
 
 

@@ -36,8 +36,9 @@ def read_trace(
     Damage is skipped and a truncated file is read up to its last whole event; both are limits of the
     trace, and with ``strict`` errors. ``on_bytes`` is called with the stored bytes read so far. ``max_bytes``
     bounds the decompressed text; by default only a gzip file that inflates implausibly is refused.
-    ``python_functions`` keeps the Python frames of a capture with stacks, ``long_frames`` only the long ones
-    outside torch. Raises :class:`InputError` where the file is no Kineto trace, saying what it is.
+    ``python_functions`` keeps the Python frames of a capture with stacks, ``long_frames`` only those
+    of 10 us and more that tell whose code runs. Raises :class:`InputError` where the file is no Kineto
+    trace, saying what it is.
     """
     name = os.fspath(path)
     opened = nullcontext(stream) if stream is not None else _closing(name)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.trace.compact import Growing
-from tracedoc.trace.events import FRAME, EventDecoder, collective_fields, is_frame_of_a_person
+from tracedoc.trace.events import FRAME, EventDecoder, collective_fields, tells_whose
 from tracedoc.trace.part import Part
 from tracedoc.trace.records import Metadata
 from tracedoc.trace.tables import COUNTED, ON_GPU, SHAPED, WAITS, Tables, interned
@@ -108,7 +108,7 @@ class ChunkScanner:
         """Look up what new heads are, and set what the scanner keeps of their events."""
         numbers, traits = [], bytearray()
         for key in keys:
-            if self._judges_frames and key[0] == FRAME and not is_frame_of_a_person(key[1]):
+            if self._judges_frames and key[0] == FRAME and not tells_whose(key[1]):
                 numbers.append(_NO_HEAD)
                 traits.append(_REFUSED)
             else:

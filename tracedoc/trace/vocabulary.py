@@ -425,3 +425,18 @@ def compiled_region(name: str) -> tuple[int, int] | None:
 def is_gc_range(name: str) -> bool:
     """True for Python's garbage collection."""
     return _GC.match(name) is not None
+
+
+_WORKS = re.compile(
+    r"(?:^|/)(?:torch/(?!serialization|storage|_tensor_str|package|multiprocessing|profiler|"
+    r"distributed/checkpoint|utils/(?!checkpoint))"
+    r"|deepspeed/(?!checkpoint|monitor|profiling|runtime/(?:checkpoint_engine|dataloader)))"
+)
+
+
+def works_for_the_model(frame: str) -> bool:
+    """True for a Python frame of torch or of DeepSpeed's engine, unless it loads, saves, prints or records.
+
+    The time of such code is that of whoever calls it.
+    """
+    return _WORKS.search(frame) is not None
