@@ -39,6 +39,7 @@ from tracedoc.timeline.known import known_part, known_windows
 from tracedoc.timeline.launches import Launches, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
 from tracedoc.timeline.quiet import Quiet, find_quiet
+from tracedoc.timeline.repetition import repeated_operators, repeated_steps
 from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (
     HostStep,
@@ -49,8 +50,6 @@ from tracedoc.timeline.steps import (
     gpu_windows,
     holds_iteration,
     host_windows,
-    repeated_operators,
-    repeated_steps,
 )
 from tracedoc.timeline.syncs import Syncs, launching_threads
 from tracedoc.trace import vocabulary
