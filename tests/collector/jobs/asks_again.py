@@ -23,7 +23,7 @@ while not there.item():
     time.sleep(0.005)
     steps += 1
     if steps == 40 and os.environ["RANK"] == "0":
-        (folder / "again.part").write_text(json.dumps({"number": 1, "at": 800, "active": 2}))
+        (folder / "again.part").write_text(json.dumps({"number": 1, "at": 300, "active": 2}))
         (folder / "again.part").rename(folder / "again.request")
     there = torch.tensor([float(ours.exists())])
     distributed.all_reduce(there, distributed.ReduceOp.MIN)

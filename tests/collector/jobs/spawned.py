@@ -1,4 +1,4 @@
-"""Two ranks by ``torch.multiprocessing.spawn``, each with a loader worker, each forking a child meanwhile."""
+"""Ranks by ``torch.multiprocessing.spawn``, each with a loader worker, each forking a child meanwhile."""
 
 import os
 import sys
@@ -18,9 +18,9 @@ def fork_a_child(training: Training) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def train(rank: int, store: str) -> None:
+def train(rank: int, store: str, ranks: int) -> None:
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    distributed.init_process_group("gloo", f"file://{store}", rank=rank, world_size=ranks)
     training = Training(rank)
     for number, batch in enumerate(DataLoader(torch.randn(24 * 8, 32), batch_size=8, num_workers=1)):
         training.step(batch)
@@ -30,5 +30,5 @@ def train(rank: int, store: str) -> None:
 
 
 if __name__ == "__main__":
-    multiprocessing.spawn(train, (sys.argv[1],), nprocs=2)
+    multiprocessing.spawn(train, (sys.argv[1], int(sys.argv[2])), nprocs=int(sys.argv[2]))
     print("all done")
