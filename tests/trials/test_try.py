@@ -19,6 +19,7 @@ from tracedoc.cli import main
 from tracedoc.collector.trial.changes import Change
 from tracedoc.predicted import TRIED_NAME, read_tried
 from tracedoc.run import discover
+from tracedoc.testing.lanes import parse_lanes
 from tracedoc.trials import one_run, turns
 from tracedoc.trials.candidates import candidates
 from tracedoc.trials.one_run import Job, Ran
@@ -35,6 +36,16 @@ def run(*words: str) -> Result:
 def folder(sample_traces: Path, tmp_path: Path) -> Path:
     """A run whose job sets small buckets."""
     return Path(shutil.copytree(sample_traces / "cpu_ddp_small_buckets", tmp_path / "run"))
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """The smallest run that there is, whose diagnosis takes no time."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (rank,) = parse_lanes("compute 0-100", ranks=1)
+    rank.write(folder / "rank-0.json")
+    return folder
 
 
 @pytest.fixture
@@ -82,11 +93,11 @@ def test_every_fix_that_can_be_tried_is_printed_as_it_is_made(folder: Path) -> N
         assert one.text in printed
 
 
-def test_fixes_take_turns_with_the_job_as_it_is_until_each_is_decided(folder: Path, job: list[str]) -> None:
+def test_fixes_take_turns_with_the_job_as_it_is_until_each_is_decided(small: Path, job: list[str]) -> None:
     first, second = "OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2"
     answers.clear()
     answers.update({first: 50.0, second: 100.0})
-    shown = run("try", str(folder), first, second, "-q", "-f", "json", *COMMAND)
+    shown = run("try", str(small), first, second, "-q", "-f", "json", *COMMAND)
     assert shown.exit_code == 0, shown.output
     assert job == ["", first, "", second] * 2
     tried = json.loads(shown.stdout)["tried"]
@@ -94,11 +105,11 @@ def test_fixes_take_turns_with_the_job_as_it_is_until_each_is_decided(folder: Pa
     assert tried[0]["gain_ms"][1] == pytest.approx(50.0)
 
 
-def test_a_fix_that_fails_ends_itself_alone(folder: Path, job: list[str]) -> None:
+def test_a_fix_that_fails_ends_itself_alone(small: Path, job: list[str]) -> None:
     wrong, right = "OMP_NUM_THREADS=1", "OMP_NUM_THREADS=2"
     answers.clear()
     answers.update({wrong: Ran(problem="exit code 1: ValueError: no"), right: 50.0})
-    shown = run("try", str(folder), wrong, right, "-q", *COMMAND)
+    shown = run("try", str(small), wrong, right, "-q", *COMMAND)
     assert shown.exit_code == 0, shown.output
     assert job.count(wrong) == 1
     assert f"{wrong}: exit code 1: ValueError: no" in shown.stdout
@@ -106,52 +117,50 @@ def test_a_fix_that_fails_ends_itself_alone(folder: Path, job: list[str]) -> Non
     assert f"{right} {sys.executable} -c pass" in " ".join(shown.stdout.split())
 
 
-def test_short_steps_are_timed_for_three_seconds_and_asked_ones_as_asked(
-    folder: Path, job: list[str]
-) -> None:
+def test_short_steps_are_timed_for_three_seconds_and_asked_ones_as_asked(small: Path, job: list[str]) -> None:
     answers.clear()
     answers.update({"": 10.0, "A=1": 10.0})
-    run("try", str(folder), "A=1", "-q", *COMMAND)
+    run("try", str(small), "A=1", "-q", *COMMAND)
     assert steps == [30, 300, 300, 300]
     steps.clear()
-    run("try", str(folder), "A=1", "-q", "--steps", "40", *COMMAND)
+    run("try", str(small), "A=1", "-q", "--steps", "40", *COMMAND)
     assert steps == [40] * 4
 
 
-def test_a_script_with_fewer_steps_is_timed_in_those_it_makes(folder: Path, job: list[str]) -> None:
+def test_a_script_with_fewer_steps_is_timed_in_those_it_makes(small: Path, job: list[str]) -> None:
     short = replace(timed(100.0), problem="the script ended after 30 steps, 20 of them timed", short=True)
     answers.clear()
     answers.update({"": short, "A=1": 50.0})
-    shown = run("try", str(folder), "A=1", "-q", *COMMAND)
+    shown = run("try", str(small), "A=1", "-q", *COMMAND)
     assert shown.exit_code == 0, shown.output
     assert steps == [30, STEPS, STEPS, STEPS]
     assert "A=1: 100 ms -> 50 ms a step (faster)" in shown.stdout
 
 
-def test_a_script_that_ends_after_three_steps_is_not_tried(folder: Path, job: list[str]) -> None:
+def test_a_script_that_ends_after_three_steps_is_not_tried(small: Path, job: list[str]) -> None:
     answers.clear()
     answers[""] = Ran((100.0,) * 3, "the script ended after 13 steps, 3 of them timed", short=True)
-    shown = run("try", str(folder), "A=1", "-q", *COMMAND)
+    shown = run("try", str(small), "A=1", "-q", *COMMAND)
     assert (shown.exit_code, shown.stdout) == (2, "")
     assert "the job cannot be timed as it is: the script ended after 13 steps, 3 of them" in shown.stderr
 
 
-def test_all_at_once_is_one_more_fix(folder: Path, job: list[str]) -> None:
+def test_all_at_once_is_one_more_fix(small: Path, job: list[str]) -> None:
     answers.clear()
-    run("try", str(folder), "A=1", "B=2", "--together", "-q", *COMMAND)
+    run("try", str(small), "A=1", "B=2", "--together", "-q", *COMMAND)
     assert job[:6] == ["", "A=1", "", "B=2", "", "A=1\nB=2"]
 
 
-def test_a_job_that_does_not_run_as_it_is_is_an_error(folder: Path, job: list[str]) -> None:
+def test_a_job_that_does_not_run_as_it_is_is_an_error(small: Path, job: list[str]) -> None:
     answers.clear()
     answers[""] = Ran(problem="exit code 3: no such file")
-    shown = run("try", str(folder), "A=1", "-q", *COMMAND)
+    shown = run("try", str(small), "A=1", "-q", *COMMAND)
     assert (shown.exit_code, shown.stdout) == (2, "")
     assert "error: the job cannot be timed as it is: exit code 3: no such file" in shown.stderr
 
 
 def test_an_interrupted_trial_shows_what_is_known(
-    folder: Path, job: list[str], monkeypatch: pytest.MonkeyPatch
+    small: Path, job: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers.clear()
     answers["A=1"] = 50.0
@@ -163,19 +172,19 @@ def test_an_interrupted_trial_shows_what_is_known(
         return usual(*words, **rest)
 
     monkeypatch.setattr(one_run, "run_once", third)
-    shown = run("try", str(folder), "A=1", "B=1", "-q", *COMMAND)
+    shown = run("try", str(small), "A=1", "B=1", "-q", *COMMAND)
     assert shown.exit_code == 130
     assert "Not all is decided: interrupted." in shown.stdout
     assert "A=1" in shown.stdout
 
 
 def test_the_budget_ends_trials_that_are_not_decided(
-    folder: Path, job: list[str], monkeypatch: pytest.MonkeyPatch
+    small: Path, job: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers.clear()
     clock = iter(range(0, 100_000, 60))
     monkeypatch.setattr(turns.time, "monotonic", lambda: float(next(clock)))
-    shown = run("try", str(folder), "A=1", "--budget", "90s", "-q", *COMMAND)
+    shown = run("try", str(small), "A=1", "--budget", "90s", "-q", *COMMAND)
     assert shown.exit_code == 0, shown.output
     assert "Not all is decided: the budget of time was used up (--budget)." in shown.stdout
 
@@ -226,11 +235,11 @@ def test_what_cannot_be_done_is_said_before_anything_starts(
     assert message in shown.stderr
 
 
-def test_a_page_draws_the_step_with_each_fix(folder: Path, job: list[str], tmp_path: Path) -> None:
+def test_a_page_draws_the_step_with_each_fix(small: Path, job: list[str], tmp_path: Path) -> None:
     answers.clear()
     answers["A=1"] = 50.0
     page = tmp_path / "tried.html"
-    shown = run("try", str(folder), "A=1", "-q", "-o", str(page), *COMMAND)
+    shown = run("try", str(small), "A=1", "-q", "-o", str(page), *COMMAND)
     assert shown.exit_code == 0, shown.output
     assert "95 % interval" in page.read_text()
     assert "The step as it is and with each fix" in page.read_text()
