@@ -208,9 +208,13 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=REPOSITORY, capture_output=True, check=True)
     for name in tracked.stdout.decode().strip("\0").split("\0"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(REPOSITORY / name, folder / name)
-    for reader in (REPOSITORY / "tracedoc" / "trace").glob("_scanner*"):
-        shutil.copyfile(reader, folder / "tracedoc" / "trace" / reader.name)
+        shutil.copy2(REPOSITORY / name, folder / name)
+    # The native reader, and bytecode, which would be the same: compiling takes each program a second.
+    for pattern in ("_scanner*", f"__pycache__/*.{sys.implementation.cache_tag}.pyc"):
+        for made in (REPOSITORY / "tracedoc").rglob(pattern):
+            copy = folder / made.relative_to(REPOSITORY)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(made, copy)
     programs.mkdir(parents=True)
     scripts = {
         "python": f'#!/bin/sh\nexec {sys.executable} "$@"\n',
