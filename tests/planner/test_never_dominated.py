@@ -118,8 +118,8 @@ def check(seed: int, experts: ModelShape) -> bool:
 
 
 def test_no_recommendation_is_beaten_by_a_row_of_its_table(experts: ModelShape) -> None:
-    answered = sum(check(seed, experts) for seed in range(60))
-    assert answered > 20
+    answered = sum(check(seed, experts) for seed in range(30))
+    assert answered > 10
 
 
 @pytest.mark.soak

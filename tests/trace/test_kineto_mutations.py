@@ -17,7 +17,7 @@ from tracedoc.trace import chunks
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
 
-MUTATIONS = 600
+MUTATIONS = 300
 
 
 def read(data: bytes, **options: Any) -> Trace:
