@@ -140,6 +140,24 @@ def test_a_loader_that_stalls_once_is_waiting_for_input(tmp_path: Path) -> None:
     assert waits.told_by == ("occasional-input-stall",)
 
 
+@pytest.mark.parametrize(
+    ("after_steps", "pattern", "fix"),
+    [
+        ((0,), "the first", "Capture later steps"),
+        ((0, 1, 4), "the first", "Capture later steps"),
+        ((1,), "one", "Do it less often, or beside the training thread"),
+        ((0, 3, 4), "several", "Do it less often, or beside the training thread"),
+    ],
+)
+def test_the_first_steps_of_a_job_are_warm_up(
+    tmp_path: Path, after_steps: tuple[int, ...], pattern: str, fix: str
+) -> None:
+    """Of eight complete steps from the very first on."""
+    found = diagnose(tmp_path, away=ALL, after_steps=after_steps, steps=9)
+    assert found.facts["long_steps_pattern"].value == pattern
+    assert found.findings[0].fixes[0].title == fix
+
+
 def test_compute_that_is_slower_from_one_step_on(tmp_path: Path) -> None:
     """Two of five complete steps compute 24 ms longer: 9.6 of the mean."""
     found = diagnose(tmp_path, slower_from=3)

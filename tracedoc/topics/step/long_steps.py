@@ -12,6 +12,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.step.rank import LONGER, longest_step, longest_step_doing, longest_step_pause_ms
+from tracedoc.topics.step.run import WARMUP_STEPS
 from tracedoc.topics.straggler.between_meetings import own_times
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, needed, once
@@ -37,8 +38,14 @@ SLOWER = "the same kernels"
 
 LASTS = ("regular", "from one on")
 
-PATTERNS = ("one", "several", *LASTS)
+PATTERNS = ("the first", "one", "several", *LASTS)
 """How captured long steps lie; where they last, they are no accident."""
+
+COLD_UNTIL = 2
+"""A capture that begins with one of these steps, from 0, may show the first calls of a job."""
+
+MOST_OF_EXCESS = 0.5
+"""Long steps are those with which a job begins where these take this share of what all take longer."""
 
 OF_LONGEST = (longest_step_doing, longest_step_pause_ms)
 
@@ -270,12 +277,15 @@ def captured_steps(run: RunView) -> Value:
 def _lie(far: NDArray[np.bool_], excess: Times, numbers: NDArray[np.int64]) -> str:
     """How long steps lie, of :data:`PATTERNS`, "" without any."""
     count = int(far.sum())
-    if count < 2:
-        return "one" if count else ""
-    last = excess[-count:]
-    if far[-count:].all() and last.max() <= LASTING * last.min():
+    last = excess[excess.size - count :]
+    if count > 1 and far[-count:].all() and last.max() <= LASTING * last.min():
         return "from one on"
-    return "regular" if period_of(far, numbers) else "several"
+    if period_of(far, numbers):
+        return "regular"
+    early = far & (np.cumsum(~far) == 0) & (numbers <= WARMUP_STEPS) & (numbers[0] <= COLD_UNTIL)
+    if count and excess[early].sum() >= MOST_OF_EXCESS * excess[far].sum():
+        return "the first"
+    return ("", "one", "several")[min(count, 2)]
 
 
 def period_of(far: NDArray[np.bool_], numbers: NDArray[np.int64]) -> int:
@@ -292,8 +302,9 @@ def period_of(far: NDArray[np.bool_], numbers: NDArray[np.int64]) -> int:
 def long_steps_pattern(run: RunView) -> Value:
     """How the long steps (:func:`long_steps_captured`) lie.
 
-    "one" or "several"; "from one on": two and more, all at the end of the capture, longer by about as much;
-    "regular": three and more, at equal distances of two steps and more.
+    "from one on": two and more, all at the end of the capture, longer by about as much; "regular": three and
+    more, at equal distances of two steps and more; "the first": those with which the job begins take most of
+    what all take longer, as where kernels are loaded and code is compiled; else "one" or "several".
     """
     found = long_steps(run)
     return _lie(found.far, found.excess_ms, np.array(found.steps)) or NONE
