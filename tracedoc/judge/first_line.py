@@ -77,7 +77,7 @@ def summarise(
         inside = all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step)
         lost = lost_compute(ledger, step) if inside else ()
         apart = [one for one in named if not is_told(one, lost)]
-        said = [_cause(measurements, one, step, first=one is apart[0]) for one in apart]
+        said = [_cause(measurements, one, step, None if one is apart[0] else apart[0]) for one in apart]
         if inside:
             said.insert(0, compute_bound(measurements, run, step, lost))
         rule = judgement.rules.get(named[0].rule_id)
@@ -134,19 +134,27 @@ def _why_unreliable(
     return ""
 
 
-def _cause(measurements: Measurements, finding: Finding, step: float, *, first: bool) -> str:
-    """A finding in one sentence: its usual name, what it costs beyond those before it, and what shows it."""
-    gain = finding.gain
+def _mean_of(finding: Finding) -> float | None:
+    """The mean step of a log that a finding is a part of, ``None`` for one of captured steps."""
+    return finding.gain.mean_step_ms if finding.gain is not None else None
+
+
+def _cause(measurements: Measurements, finding: Finding, step: float, before: Finding | None) -> str:
+    """A finding in one sentence: its usual name, what it costs beyond those before it, and what shows it.
+
+    Of another mean step than the one ``before`` it is a share.
+    """
     costs, title = cost_words(finding), finding.title.partition(": ")[0]
-    mean = gain.mean_step_ms if gain is not None else None
-    if costs and mean is not None:
-        costs += f" of {format_ms(mean)} a step"
-    elif costs and first:
-        costs += f" of the {format_ms(step)} step"
-    if costs and first and finding.together_ms is not None:
+    mean = _mean_of(finding)
+    if before is not None and mean != _mean_of(before):
+        size = gain_ms(finding) if finding.told_ms is None else finding.told_ms
+        costs = costs.replace(format_ms(size), f"{format_percent(size / (mean or step))} of a step")
+    elif costs and before is None:
+        costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
+    if costs and before is None and finding.together_ms is not None:
         costs = f"{format_ms(finding.together_ms)} of the {format_ms(step)} step with {finding.overlaps}"
         costs += f", {format_ms(finding.told_ms or 0.0)} alone"
-    elif costs and not first and finding.beyond_ms is not None:
+    elif costs and before is not None and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
