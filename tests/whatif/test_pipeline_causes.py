@@ -102,13 +102,21 @@ def test_a_heavy_first_stage_that_works_while_the_others_fill_costs_nothing(tmp_
     assert "pipeline.imbalance" not in found or found["pipeline.imbalance"].alone_ms[1] < 1
 
 
-@pytest.mark.parametrize(("chunks", "rounds"), [(1, 3.0), (2, 1.5)])
-def test_the_bubble_is_what_the_schedule_leaves_idle(chunks: int, rounds: float, tmp_path: Path) -> None:
-    """Three stages of four wait for a pass of 24 ms each; two chunks on each rank halve that."""
-    truth = Truth(replace(JOB, chunks=chunks))
+@pytest.mark.parametrize(("stages", "chunks", "bubble_ms"), [(4, 1, 72), (4, 2, 36), (2, 2, 24)])
+def test_the_bubble_is_what_the_schedule_leaves_idle(
+    stages: int, chunks: int, bubble_ms: float, tmp_path: Path
+) -> None:
+    """All stages but one wait for a pass of 96 ms over stages and chunks; each rank sees 8 passes a chunk."""
+    truth = Truth(replace(JOB, ranks=stages, stages=stages, chunks=chunks))
     diagnosis = tracedoc.diagnose(written(truth, tmp_path))
-    assert causes(diagnosis)["pipeline.bubble"].alone_ms[1] == pytest.approx(24 * rounds, rel=NEAR)
+    assert causes(diagnosis)["pipeline.bubble"].alone_ms[1] == pytest.approx(bubble_ms, rel=NEAR)
     assert not [one for one in diagnosis.findings if one.severity != "note"]
+    facts = diagnosis.facts
+    assert [facts[f"pipeline_{name}"].value for name in ("micro_batches", "chunks")] == [8, chunks]
+    shape = "8 micro-batches" if chunks == 1 else "8 micro-batches through 2 chunks a rank"
+    assert diagnosis.run.strategy.name == f"pipeline parallel (1F1B, {shape})"
+    schedules = [fix.change or "" for one in diagnosis.findings for fix in one.fixes]
+    assert any(one.startswith("ScheduleInterleaved1F1B(") for one in schedules) == (chunks > 1)
 
 
 def test_a_gpu_that_is_slow_at_the_products_of_all_stages_is_no_heavy_stage(tmp_path: Path) -> None:

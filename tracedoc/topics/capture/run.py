@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import NO_MANIFEST, manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
@@ -61,13 +63,18 @@ def truncated_traces(run: RunView) -> Value:
 def strategy_of(run: RunView) -> Claim:
     """The strategy of a run, from the signs of all its ranks and from its manifest.
 
-    Sends and receives alone are those of a pipeline where they join the ranks to chains of stages.
+    Sends and receives alone are those of a pipeline where they join the ranks to chains of stages. The chains
+    tell chunks from micro-batches, whose backward passes look alike on a rank, and GPipe from 1F1B.
     """
     claim = resolve_strategy(decide([digest.signs for digest in run.digests], run.world_size), run.job)
-    stages = pipeline(run) if claim.name == ONLY_PASSES_DATA else None
+    stages = pipeline(run) if "pipeline" in claim.name or claim.name == ONLY_PASSES_DATA else None
     if stages is None:
         return claim
-    shape = f"{len(stages.stages)} stages, {stages.micro_batches} micro-batches"
+    if claim.name != ONLY_PASSES_DATA:
+        passes = f"{stages.micro_batches * stages.chunks} micro-batches"
+        name = claim.name.replace(passes, stages.shape)
+        return replace(claim, name=name.replace("GPipe", "1F1B") if stages.alternates else name)
+    shape = f"{len(stages.stages)} stages, {stages.shape}"
     seen = tuple(one for one in claim.evidence if one != PASSES_DATA_HOW)
     return Claim(
         f"pipeline parallel ({shape})",

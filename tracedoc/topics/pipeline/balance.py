@@ -167,7 +167,7 @@ def _scheduled_ns(found: Pipeline, stage_ns: Floats) -> float:
     micro-batch until they are to pass the last gradient back, but for what it waits for its first gradient:
     the stages after it, less the forward passes ahead (a third of the work of a micro-batch each).
     """
-    count, stages = max(found.micro_batches, 1), stage_ns.size
+    count, stages = max(found.micro_batches * found.chunks, 1), stage_ns.size
     one = stage_ns / count
     if not found.alternates:
         return float((count - 1) * one.max() + one.sum())

@@ -34,8 +34,18 @@ def pipeline_stages(run: RunView) -> Value:
 
 @run_fact(unit="count", needs=("collectives", "multi_rank"))
 def pipeline_micro_batches(run: RunView) -> Value:
-    """How often the first stage of a pipeline sends to the second one in a step."""
+    """Micro-batches that pass through a pipeline in a step, by what neighbouring stages send each other."""
     return _of(run, lambda found: found.micro_batches)
+
+
+@run_fact(unit="count", needs=("collectives", "multi_rank"))
+def pipeline_chunks(run: RunView) -> Value:
+    """Parts of the model on each rank of a pipeline that a micro-batch passes one after the other.
+
+    More than one in an interleaved schedule (virtual stages), by what the last rank sends the first. V-shaped
+    schedules, whose last rank holds two neighbouring parts, are taken to have one.
+    """
+    return _of(run, lambda found: found.chunks)
 
 
 @run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
@@ -119,9 +129,9 @@ def stage_imbalance_ms(run: RunView) -> Value:
 
 @run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def pipeline_schedule_bubble_frac(run: RunView) -> Value:
-    """Share of the passes' time that a rank waits by the schedule: (p - 1) / (m + p - 1).
+    """Share of the passes' time that a rank waits by the schedule: (p - 1) / (v m + p - 1).
 
-    With p equal stages and m micro-batches, of GPipe and of 1F1B alike; an interleaved schedule has less.
+    With p equal stages of v chunks and m micro-batches, of GPipe and of 1F1B alike.
     """
     found = pipeline(run)
     if found is None:
@@ -129,7 +139,7 @@ def pipeline_schedule_bubble_frac(run: RunView) -> Value:
     if found.micro_batches == 0:
         return Unknown("the number of micro-batches is not known")
     stages = len(found.stages)
-    return (stages - 1) / (found.micro_batches + stages - 1)
+    return (stages - 1) / (found.chunks * found.micro_batches + stages - 1)
 
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank", pipeline_schedule_bubble_frac))

@@ -41,7 +41,8 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
     works on forward and backward passes in them, without the optimizer; ``away_ns`` is the part of it without
     work on the device, known in CPU runs (:func:`cpu_work`), whose passes are whole steps without
     communication.
-    ``micro_batches`` are those of a step; ``alternates``: forward and backward passes do, as in 1F1B.
+    ``micro_batches`` are those of a step; each passes through every rank ``chunks`` times, more than once in
+    an interleaved schedule. ``alternates``: forward and backward passes do, as in 1F1B.
     """
 
     chains: tuple[tuple[int, ...], ...]
@@ -50,6 +51,7 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
     pass_ns: Floats
     away_ns: Floats
     micro_batches: int
+    chunks: int = 1
     alternates: bool = False
 
     @property
@@ -62,6 +64,12 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
     def whole(self) -> bool:
         """Whether every rank of every stage was captured."""
         return all(place >= 0 for chain in self.chains for place in chain)
+
+    @property
+    def shape(self) -> str:
+        """The micro-batches as text, with the chunks of an interleaved schedule."""
+        count = f"{self.micro_batches} micro-batches"
+        return f"{count} through {self.chunks} chunks a rank" if self.chunks > 1 else count
 
     @property
     def stage_ns(self) -> Floats:
@@ -105,9 +113,9 @@ def pipeline(run: RunView) -> Pipeline | None:
     place_of = {digest.rank: place for place, digest in enumerate(run.digests)}
     chains = tuple(tuple(place_of.get(rank, NOT_CAPTURED) for rank in chain) for chain in ranks)
     stage_of_rank = {rank: number for chain in ranks for number, rank in enumerate(chain)}
-    micro_batches = _micro_batches(run, chains, steps)
+    micro_batches, chunks = _micro_batches(run, ranks, steps)
     alternates = _alternates(run, stage_of_rank, steps)
-    return Pipeline(chains, stage_of_rank, steps, pass_ns, away_ns, micro_batches, alternates)
+    return Pipeline(chains, stage_of_rank, steps, pass_ns, away_ns, micro_batches, chunks, alternates)
 
 
 def _chains(run: RunView) -> list[list[int]]:
@@ -135,13 +143,31 @@ def _chains(run: RunView) -> list[list[int]]:
     return chains if len(seen) == len(near) else []
 
 
-def _micro_batches(run: RunView, chains: Sequence[Sequence[int]], steps: Sequence[int]) -> int:
-    """How often a stage sends to the next one in a step: the first two ranks that were captured."""
-    pairs = (pair for chain in chains for pair in pairwise(chain) if min(pair) >= 0)
-    sender, receiver = next(pairs, (NOT_CAPTURED, NOT_CAPTURED))
-    if sender < 0:
-        return 0
-    ends = (run.digests[sender].rank, run.digests[receiver].rank)
+def _micro_batches(run: RunView, chains: Sequence[Sequence[int]], steps: Sequence[int]) -> tuple[int, int]:
+    """How many micro-batches a step has, and how many chunks each rank holds.
+
+    With m micro-batches and v chunks a stage sends the next one m v activations, and the last rank the first
+    m (v - 1). In a pipeline of two ranks, which are neighbours both ways, the first sends gradients as well,
+    m (2 v - 1) messages, and its backward passes are m v. Where the numbers do not fit there is one chunk;
+    ``(0, 1)`` where no two neighbours were captured.
+    """
+    digests = {digest.rank: digest for digest in run.digests}
+    pairs = ((pair, chain) for chain in chains for pair in pairwise(chain) if digests.keys() >= {*pair})
+    ends, chain = next(pairs, (None, ()))
+    if ends is None:
+        return 0, 1
+    sends = _sends(run, ends, steps)
+    if len(chain) > 2:
+        passes, count = sends, sends - _sends(run, (chain[-1], chain[0]), steps)
+    else:
+        passes = digests[ends[0]].signs.passes
+        count = 2 * passes - sends
+    fits = count > 0 and passes % count == 0
+    return (count, passes // count) if fits else (sends, 1)
+
+
+def _sends(run: RunView, ends: tuple[int, int], steps: Sequence[int]) -> int:
+    """How often the first of two ranks sends to the second in a step, on average."""
     ways = [
         (group.one_way and group.ranks == ends) or (group.exchange and set(group.ranks) == set(ends))
         for group in run.matching.groups
