@@ -41,7 +41,7 @@ from tracedoc.ranks.run_view import (
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.hang import hang_limits
-from tracedoc.run.job import read_job
+from tracedoc.run.job import Job, read_job
 from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.step.codec import share
@@ -228,7 +228,7 @@ def measure(
             "leave --steps out to see which steps were captured",
         )
     failures = Failures()
-    job = failures.contain("what the manifest tells", lambda: read_job(run.manifest), None)
+    job = failures.contain("what the manifest tells", lambda: read_job(run.manifest), Job())
     view = build_run_view(ranked, settled.world_size, job, left_out, shared)
     steps = failures.contain("the steps with Python stacks", lambda: _source_steps(view), {})
     view = with_source_steps(view, steps)
@@ -247,7 +247,7 @@ def measure(
         *unknown,
         *_limits_of_ranks(seen),
         *view.matching.limits,
-        *(job.limits if job is not None else ()),
+        *job.limits,
         *slower,
         *failures.limits,
     )
@@ -267,7 +267,7 @@ def _left_out(digest: RankDigest) -> Limit:
 
 def _source_steps(view: RunView) -> dict[int, SourceStep]:
     """Return the steps with Python stacks that tell something of this run, by rank."""
-    sources = view.job.sources if view.job is not None else {}
+    sources = view.job.sources
     found = {}
     for rank in ranks_to_read(view, sorted(sources)):
         with suppress(InputError):  # it only adds to what the traces say

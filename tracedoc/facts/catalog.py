@@ -239,7 +239,7 @@ def of_manifest(run: RunView, measure: Callable[[RankJob], Value]) -> dict[str, 
     """The value of ``measure`` for each captured rank's part of the manifest."""
     found: dict[str, Value] = {}
     for digest in run.digests:
-        rank = run.job.rank(digest.rank) if run.job is not None else None
+        rank = run.job.rank(digest.rank)
         found[str(digest.rank)] = measure(rank) if rank is not None else NO_MANIFEST
     return found
 

@@ -184,14 +184,12 @@ def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, .
         steps_judged=min((len(d.complete_steps) for d in run.digests if d.steps), default=0),
         cycle=cycle,
         cycles=cycles,
-        frameworks=tuple(dict.fromkeys(one for rank in run.job.ranks for one in rank.frameworks))
-        if run.job is not None
-        else (),
+        frameworks=tuple(dict.fromkeys(one for rank in run.job.ranks for one in rank.frameworks)),
         reader=", ".join(sorted({digest.reader for digest in run.digests if digest.reader})),
         settings=job_settings(run.job),
         captured_at=_captured_at(run),
         name=folder_of([one.source for one in run.digests], [one.host for one in run.digests]),
-        command=run.job.command if run.job is not None else "",
+        command=run.job.command,
     )
 
 

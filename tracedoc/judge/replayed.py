@@ -195,7 +195,7 @@ def _within(predicted: Predicted, bound: Gain) -> Predicted:
 def _fitting(finding: Finding, measurements: Measurements) -> Finding:
     """The finding whose fixes are replayed only where none fits the job better."""
     run = measurements.run
-    frameworks = [one for rank in run.job.ranks for one in rank.frameworks] if run.job is not None else []
+    frameworks = [one for rank in run.job.ranks for one in rank.frameworks]
     distances = misfits(finding.fixes, strategy_of(run).name, frameworks)
     replayed = [far for far, fix in zip(distances, finding.fixes, strict=True) if fix.replays]
     fixes = tuple(

@@ -190,11 +190,11 @@ def _replay_of(
     ranks = [digest.rank for digest in there]
     tables = [digest.collectives for digest in there]
     gradients, roles = [digest.gradients for digest in there], [digest.roles for digest in there]
-    spare = run.job.spare_cores(ranks) if run.job is not None else None
+    spare = run.job.spare_cores(ranks)
     program = join_run(
         ranks, _decoded(there, step), tables, gradients, roles, run.matching, run.curves, spare
     )
-    if program.layout.is_cpu and run.job is not None:
+    if program.layout.is_cpu and run.job.ranks:
         program = program.edited(layout=replace(program.layout, core_waits=core_waits(run.job, ranks)))
     subject = ranks.index(representative.rank)
     assert representative.judged_step is not None

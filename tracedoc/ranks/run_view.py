@@ -48,9 +48,9 @@ class RunView:
     operation, and what kept that rank; ``operations`` the operation of the matching (``NO_OPERATION`` where
     there is none). ``curves`` hold what each group of the matching should reach on its link, ``None`` where
     that is not known. ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on
-    the rank that came last. ``job`` is the manifest's part about the job, ``None`` without one; ``left_out``
-    are ranks with a trace of which no step is known that the others show; ``source_steps`` are the steps with
-    Python stacks that were read, by rank.
+    the rank that came last. ``job`` is the manifest's part about the job, without ranks where there is none;
+    ``left_out`` are ranks with a trace of which no step is known that the others show; ``source_steps`` are
+    the steps with Python stacks that were read, by rank.
     ``kept`` caches the results of functions with several callers (:func:`once`).
     """
 
@@ -64,7 +64,7 @@ class RunView:
     curves: tuple[SizeCurve | None, ...]
     last_exposed_ns: Int64Array
     representative: int | None
-    job: Job | None = None
+    job: Job = field(default_factory=Job)
     left_out: tuple[int, ...] = ()
     source_steps: Mapping[int, SourceStep] = field(default_factory=dict)
     kept: dict[Callable[[RunView], Any], Any] = field(default_factory=dict, init=False, repr=False)
@@ -153,7 +153,7 @@ def build_run_view(
         last_exposed_ns=last_exposed,
         curves=group_curves(matching, {d.rank: Seat(d.device, d.host, d.ordinal) for d in ordered}),
         representative=_representative_rank(ordered, splits),
-        job=job,
+        job=job or Job(),
         left_out=left_out,
     )
 

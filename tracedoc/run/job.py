@@ -158,12 +158,14 @@ class RankJob:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the ranks of a run recorded, in rank order; ``limits`` are files of theirs that are not used.
+    """What the ranks of a run recorded, in rank order: nothing without a manifest.
+
+    ``limits`` are files of theirs that are not used.
 
     ``command`` is the line that started it, "" where it is not known; what may be a secret in it is ``***``.
     """
 
-    ranks: tuple[RankJob, ...]
+    ranks: tuple[RankJob, ...] = ()
     limits: tuple[Limit, ...] = ()
     command: str = ""
 
@@ -199,20 +201,20 @@ class Job:
         return min(spare, default=None)
 
 
-def read_job(manifest: Manifest | None) -> Job | None:
-    """The job of a manifest, ``None`` where no rank recorded anything.
+def read_job(manifest: Manifest | None) -> Job:
+    """The job of a manifest, without ranks where none recorded anything.
 
     Step logs are read from beside the manifest; behind a URL they are not.
     """
     if manifest is None:
-        return None
+        return Job()
     unusable: list[str] = []
     ranks = [
         _rank(entry, unusable, with_log=number < MAX_LOGS) for number, entry in enumerate(manifest.ranks)
     ]
     known = tuple(rank for rank in ranks if rank is not None)
     command = texts_at(manifest.nodes[0], "command") if manifest.nodes else ()
-    return Job(known, tuple(_limits(unusable)), _command_line(command)) if known else None
+    return Job(known, tuple(_limits(unusable)), _command_line(command)) if known else Job()
 
 
 _SECRET = re.compile(r"(--?)?[\w-]*(key|token|secret|password)", re.IGNORECASE)
@@ -375,12 +377,12 @@ def _frameworks(framework: Entry) -> tuple[str, ...]:
     return tuple(found)
 
 
-def job_settings(job: Job | None) -> dict[str, str]:
+def job_settings(job: Job) -> dict[str, str]:
     """Return the settings of the first rank that recorded any; empty without a manifest.
 
     What ranks set apart (their devices, ports) is left out.
     """
-    return dict(_of_rank(job.ranks[0])) if job is not None and job.ranks else {}
+    return dict(_of_rank(job.ranks[0])) if job.ranks else {}
 
 
 def _of_rank(rank: RankJob) -> Iterator[tuple[str, str]]:

@@ -49,7 +49,7 @@ def _padded(
     run: RunView, program: RunProgram, even: Even, others: Mapping[str, Removal | None]
 ) -> Removal | None:
     """What both passes take for places of a batch that hold no token, of what other causes leave."""
-    jobs = [None if run.job is None else run.job.rank(rank) for rank in program.layout.ranks]
+    jobs = [run.job.rank(rank) for rank in program.layout.ranks]
     known = [0.0 if one is None else padding_frac(one) for one in jobs]
     shares = np.array([one if isinstance(one, float) else 0.0 for one in known])
     if not shares.any():

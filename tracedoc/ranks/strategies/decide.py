@@ -141,14 +141,13 @@ _FAMILIES = {
 """Family and sharding of a wrapper; what FSDP shards depends on settings, which the trace shows."""
 
 
-def resolve_strategy(claim: Claim, job: Job | None) -> Claim:
+def resolve_strategy(claim: Claim, job: Job) -> Claim:
     """Return the claim with what the job's live objects add.
 
     They confirm the family that the traces suggest, and name one where the traces show none; where the two
     differ the traces count: a job may hold a wrapper that the captured steps do not use.
     """
-    ranks = job.ranks if job is not None else ()
-    declared = next((name for rank in ranks for name in rank.frameworks), "")
+    declared = next((name for rank in job.ranks for name in rank.frameworks), "")
     if declared not in _FAMILIES:
         return claim
     family, sharding = _FAMILIES[declared]

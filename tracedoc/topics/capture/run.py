@@ -226,8 +226,6 @@ def job_limits(run: RunView) -> list[Limit]:
     It is given where the median of the steps afterwards is above that before by 2 % on every rank: the ranks
     of a job step together, and one alone is noise.
     """
-    if run.job is None:
-        return []
     pairs = [
         (rank.before, rank.after)
         for rank in run.job.ranks
@@ -268,7 +266,7 @@ def _one_rank(run: RunView, rank: RankJob) -> bool:
 
 
 def _one_host(run: RunView, rank: RankJob) -> bool:
-    hosts = {rank.host for rank in run.job.ranks} if run.job is not None else set()
+    hosts = {rank.host for rank in run.job.ranks}
     everyone = len(run.digests) == (run.world_size or rank.world_size)
     return _one_rank(run, rank) or (everyone and len(hosts) == 1)
 
@@ -354,12 +352,13 @@ def debug_settings_count(run: RunView) -> Value:
 @run_fact(unit="bool")
 def anomaly_detection(run: RunView) -> Value:
     """Whether autograd looks for NaN on any rank."""
-    return NO_MANIFEST if run.job is None else any(ANOMALY_DETECTION in one.training for one in run.job.ranks)
+    ranks = run.job.ranks
+    return any(ANOMALY_DETECTION in one.training for one in ranks) if ranks else NO_MANIFEST
 
 
 def _settings(run: RunView) -> dict[str, str] | Unknown:
     """What each setting costs, as ``{"NCCL_IB_DISABLE=1": "hosts exchange by sockets"}``."""
-    if run.job is None:
+    if not run.job.ranks:
         return NO_MANIFEST
     return {
         f"{setting.name}={value}": setting.cost

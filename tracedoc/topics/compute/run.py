@@ -112,7 +112,7 @@ def _of_all(run: RunView, rate: RankFact[Value], recorded: tuple[str, ...]) -> V
         if isinstance(per_s, float) and isinstance(length_ms, float):
             total += round(per_s * length_ms / 1e3)
             continue
-        job = run.job.rank(digest.rank) if run.job is not None else None
+        job = run.job.rank(digest.rank)
         lengths = [int(job.training.get(name, "0")) for name in recorded] if job is not None else [0]
         if micro_batches.of(digest) != 1 or not all(lengths):
             return per_s if isinstance(per_s, Unknown) else Unknown("no rank has a step to count in")

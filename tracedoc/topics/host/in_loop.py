@@ -24,11 +24,11 @@ def script_code_feeds(run: RunView) -> dict[str, Value]:
     }
 
 
-def may_feed_model(job: Job | None, place: CodePlace | None) -> Value:
+def may_feed_model(job: Job, place: CodePlace | None) -> Value:
     """Whether the loop calls a function before the model; unknown where no sampled stack shows both."""
     stacks = [
         (frames, rank.samples.loop)
-        for rank in (job.ranks if job is not None else ())
+        for rank in job.ranks
         for step in rank.samples.sampled
         for _, frames in step.stacks
     ]

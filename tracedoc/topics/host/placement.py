@@ -124,7 +124,7 @@ def placement_line(run: RunView) -> Value:
     By the launcher: a flag of torchrun from 2.9 on, a mask for srun, a prefix for one process, else a line
     of the script. Threads of one core stay together. Unknown without a manifest, or fewer cores than ranks.
     """
-    if run.job is None:
+    if not run.job.ranks:
         return NO_MANIFEST
     ranks = _of_host(run, run.job.ranks[0])
     shares = [_share(one, ranks) for one in ranks]
@@ -158,12 +158,12 @@ def _listed(cpus: Cpus) -> str:
 
 
 def _of_host(run: RunView, rank: RankJob) -> list[RankJob]:
-    return [one for one in (run.job.ranks if run.job is not None else ()) if one.host == rank.host]
+    return [one for one in (run.job.ranks) if one.host == rank.host]
 
 
 def _of_rank(run: RunView, number: int, measure: Callable[[RankJob, Sequence[RankJob]], Value]) -> Value:
     """A measure of a rank and those of its host that share a processor with it, itself among them."""
-    rank = run.job.rank(number) if run.job is not None else None
+    rank = run.job.rank(number)
     if rank is None:
         return NO_MANIFEST
     sharing = [one for one in _of_host(run, rank) if one.machine.allowed & rank.machine.allowed]

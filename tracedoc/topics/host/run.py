@@ -171,7 +171,7 @@ def recompile_limit_hits(run: RunView) -> dict[str, Value]:
     From Dynamo's own counters. By default it compiles a function eight times; what needs another version
     runs uncompiled from then on. 0 without a manifest where no compiled code runs.
     """
-    if run.job is None and not compiled(run):
+    if not run.job.ranks and not compiled(run):
         return {str(digest.rank): 0 for digest in run.digests}
     return of_manifest(run, lambda rank: rank.compiled.get("recompile_limit_hits", 0))
 
@@ -262,15 +262,15 @@ def fair_threads(run: RunView) -> dict[str, Value]:
 
     Ranks of a host that name the same cores share them.
     """
-    fair = run.job.fair_cores if run.job is not None else {}
+    fair = run.job.fair_cores
     unknown = Unknown("the manifest has no cores")
     return {str(digest.rank): fair.get(digest.rank, unknown) for digest in run.digests}
 
 
 def crowded(run: RunView, rank: int) -> bool:
     """Whether a rank is known to use more threads for an operator than it has cores of its own."""
-    job = run.job.rank(rank) if run.job is not None else None
-    if run.job is None or job is None or job.threads is None:
+    job = run.job.rank(rank)
+    if job is None or job.threads is None:
         return False
     return job.threads > run.job.fair_cores.get(rank, job.threads)
 

@@ -126,7 +126,7 @@ def loader_limit(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     loader without workers the training thread is judged: a "disk" is then one that it reads, or that some
     task of the job waits for half of the time.
     """
-    rank = run.job.rank(digest.rank) if run.job is not None else None
+    rank = run.job.rank(digest.rank)
     if rank is None or rank.machine.loader is None:
         return NO_WINDOW
     window = rank.machine.loader
@@ -260,7 +260,7 @@ def batch_tokens(rank: RankJob) -> Value:
 @digest_fact(unit="ms", needs=("kernels", padding_frac, compute_ms))
 def padded_compute_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """Compute of the median step that padding takes, if each place of a batch costs the same."""
-    rank = run.job.rank(digest.rank) if run.job is not None else None
+    rank = run.job.rank(digest.rank)
     share, compute = padding_frac(rank) if rank is not None else NO_TOKENS, compute_ms.of(digest)
     if isinstance(share, Unknown) or isinstance(compute, Unknown):
         return share if isinstance(share, Unknown) else compute

@@ -54,7 +54,7 @@ def suggested_loader_workers(run: RunView) -> dict[str, int]:
     same cores share them evenly. Samples that the training thread makes while it sleeps most of the time
     (``training_thread_busy_frac``) need no core of their own: then as many workers share one. From 1 to 8.
     """
-    by_rank = {one.rank: one for one in run.job.ranks} if run.job is not None else {}
+    by_rank = {one.rank: one for one in run.job.ranks}
     sharing = Counter((one.host, one.affinity) for one in by_rank.values())
 
     def room(digest: RankDigest) -> int:
@@ -87,7 +87,7 @@ def _workers_of_today(run: RunView, digest: RankDigest) -> int | Unknown:
     kind = loader_kind.of(digest)
     if isinstance(kind, Unknown):
         return kind
-    rank = run.job.rank(digest.rank) if run.job is not None else None
+    rank = run.job.rank(digest.rank)
     today = 1 if kind != LOADERS["workers"] else rank.loader.workers if rank is not None else None
     return today or Unknown("the manifest has no DataLoader")
 
@@ -100,7 +100,7 @@ def samples_in_code(run: RunView) -> Value:
     which another argument takes the place of.
     """
     several = run.world_size is not None and run.world_size > 1
-    first = run.job.ranks[0] if run.job is not None and run.job.ranks else None
+    first = run.job.ranks[0] if run.job.ranks else None
     if first is not None and first.loader.workers is not None and first.loader.batch_size is None:
         return Unknown("the loader has no batch size")
     whole = first is not None and _reads_all(first) is True
@@ -199,7 +199,7 @@ def loader_code(run: RunView) -> dict[str, Value]:
     or more. The line is where the function begins.
     """
     found = places_in_idle_time(run, input_idle_ms, loading=True)
-    for rank in run.job.ranks if run.job is not None else ():
+    for rank in run.job.ranks:
         if found.get(str(rank.rank)) == "none" and rank.machine.loader is not None:
             found[str(rank.rank)] = worker_code(rank.machine.loader)
     return found

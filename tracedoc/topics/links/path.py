@@ -37,7 +37,7 @@ _REFUSED = re.compile(r"P2P is disabled between|Could not enable P2P")
 
 def _hosts(run: RunView) -> dict[str, list[RankJob]]:
     found: dict[str, list[RankJob]] = {}
-    for rank in run.job.ranks if run.job is not None else ():
+    for rank in run.job.ranks:
         found.setdefault(rank.host, []).append(rank)
     return found
 
@@ -45,7 +45,7 @@ def _hosts(run: RunView) -> dict[str, list[RankJob]]:
 @run_fact(unit="text")
 def nccl_network(run: RunView) -> Value:
     """The network by which NCCL joins most ranks of different hosts: "IB", "Socket", a plugin; or "none"."""
-    if run.job is None:
+    if not run.job.ranks:
         return NO_MANIFEST
     ways: Counter[str] = Counter()
     for rank in run.job.ranks:
@@ -58,7 +58,7 @@ def nccl_network(run: RunView) -> Value:
 @run_fact(unit="count")
 def infiniband_ports(run: RunView) -> Value:
     """Active ports of InfiniBand or RoCE with 25 Gb/s or more, on the host that has fewest."""
-    if run.job is None:
+    if not run.job.ranks:
         return NO_MANIFEST
     return min(len(_ports(ranks)) for ranks in _hosts(run).values())
 
@@ -161,7 +161,7 @@ def host_memory_path(run: RunView) -> Value:
     "switched off" by a setting, "refused" by the driver, as NCCL's log notes, or "unused" beside NVLink. GPUs
     on PCIe alone may be too far apart: there it is "none".
     """
-    if run.job is None:
+    if not run.job.ranks:
         return NO_MANIFEST
     if not any(rank.links for rank in run.job.ranks):
         return NO_LOG
@@ -234,7 +234,7 @@ def path_reason(run: RunView) -> Value:
     Sockets beside InfiniBand, cards that send nothing, an interface below half the speed of another, copies
     through host memory, groups that take one card at the same time.
     """
-    if run.job is None:
+    if not run.job.ranks:
         return NO_MANIFEST
     if nccl_network(run) == "Socket" and _number(infiniband_ports(run)) > 0:
         return f"NCCL uses sockets, and {infiniband_ports(run)} InfiniBand ports are idle"
@@ -258,7 +258,7 @@ def _shared_card(run: RunView, digest: RankDigest) -> str:
 
     Groups of one size are told apart by nothing in NCCL's log: they count as one.
     """
-    rank, table = run.job.rank(digest.rank) if run.job is not None else None, digest.collectives
+    rank, table = run.job.rank(digest.rank), digest.collectives
     cards = {} if rank is None else {int(n): one[0] for n, one in rank.machine.cards.items() if len(one) == 1}
     sends = {}
     for size in sorted(cards):

@@ -112,9 +112,9 @@ def _unsharded(run: RunView) -> dict[int, Fit]:
 
 def _memory(run: RunView, digest: RankDigest) -> Memory:
     """The memory of a rank's GPU and its peak: from the manifest, else as the profiler recorded it."""
-    entry = run.job.rank(digest.rank) if run.job is not None else None
+    entry = run.job.rank(digest.rank)
     if digest.is_cpu:
-        if run.job is None or entry is None:
+        if entry is None:
             return Memory()
         peaks = [one.memory.host_peak or 0 for one in run.job.ranks if one.host == entry.host]
         return Memory(entry.memory.host_total, peak_allocated=sum(peaks) if all(peaks) else None)

@@ -117,7 +117,7 @@ def _touched(rank: RankJob, steps: Ints) -> NDArray[np.bool_]:
 def _touched_on_any_rank(run: RunView) -> Ints:
     """The numbers of the steps that the capture of some rank touched. One records a step more."""
     found = [np.empty(0, dtype=np.int64)]
-    for rank in run.job.ranks if run.job is not None else ():
+    for rank in run.job.ranks:
         if rank.log is not None:
             words = np.frombuffer(rank.log.words, dtype=np.int64).reshape(-1, 3)
             steps = words[words[:, 0] >> 32 == STEP]
@@ -126,7 +126,7 @@ def _touched_on_any_rank(run: RunView) -> Ints:
 
 
 def _logged(run: RunView) -> list[Steps] | Unknown:
-    if run.job is None:
+    if not run.job.ranks:
         return NO_MANIFEST
     touched = _touched_on_any_rank(run)
     found = [counted_steps(rank, touched) for rank in run.job.ranks]
@@ -340,7 +340,7 @@ def own_frac(run: RunView) -> float:
     What ranks waited longer for cores than in logged steps is not the profiler's: such waits come in spells.
     1 where too few steps were timed.
     """
-    ranks, logged = run.job.ranks if run.job is not None else (), job_steps(run)
+    ranks, logged = run.job.ranks, job_steps(run)
     waits = [core_wait_ms(rank) for rank in ranks]
     waited = sum(wait for wait in waits if isinstance(wait, float))
     usual = waited if isinstance(logged, Unknown) else float(np.median(logged.waited_ns)) / 1e6

@@ -231,7 +231,7 @@ def straggler_recapture(run: RunView) -> dict[str, Value]:
     """
     found: dict[str, Value] = {str(digest.rank): "none" for digest in run.digests}
     few = (run.world_size or len(run.digests)) <= STACKS_ON_ALL
-    recorded = run.job.sources if run.job is not None else {}
+    recorded = run.job.sources
     for late in stragglers(run):
         known = late.rank in recorded or has_stacks(run, late.rank)
         if not known and _is_in_code_of_rank(run, late):
@@ -244,7 +244,7 @@ def _is_in_code_of_rank(run: RunView, late: Straggler) -> bool:
     """Whether what makes a rank late runs in its own process, where stacks would show it."""
     if late.cause != "input":
         return late.cause in ("python", "unknown")
-    job = run.job.rank(late.rank) if run.job is not None else None
+    job = run.job.rank(late.rank)
     return job is not None and job.loader.workers == 0
 
 
@@ -318,9 +318,7 @@ def late_place(run: RunView, late: Straggler) -> LatePlace | None:
 
 def _is_loop(run: RunView, place: CodePlace) -> bool:
     """Whether a place is a function around every step, by the sampled stacks, and not what it calls."""
-    around = (
-        {place_of_frame(frame) for rank in run.job.ranks for frame in rank.samples.loop} if run.job else ()
-    )
+    around = {place_of_frame(frame) for rank in run.job.ranks for frame in rank.samples.loop}
     names = {(one.file, one.function) for one in around if one is not None}
     return not place.call and (place.file, place.function) in names
 
