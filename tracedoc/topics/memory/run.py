@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tracedoc.facts.catalog import digest_fact, manifest_fact
-from tracedoc.planner.fitting import Fit, unsharded
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import Memory, RankJob
 from tracedoc.step.rank_digest import RankDigest, StepDigest
@@ -16,6 +17,9 @@ from tracedoc.topics.sharding.rank import (
     largest_unit_frac,
 )
 from tracedoc.values import Unknown, Value, needed, once
+
+if TYPE_CHECKING:
+    from tracedoc.planner.fitting import Fit
 
 USABLE_SHARE = 0.92
 """The rest of a GPU's memory goes to the driver, to NCCL's buffers and to what the allocator cannot join."""
@@ -94,10 +98,14 @@ def _unsharded(run: RunView) -> dict[int, Fit]:
     """Whether the GPU of each sharding rank would hold everything, by rank."""
     family, dtype = strategy_of(run).family, parameter_dtype(run)
     strategy = _PLANNED.get(family)
+    if strategy is None:
+        return {}
+    from tracedoc.planner.fitting import unsharded  # with all of the planner, which few runs ask
+
     found = {}
     for digest, _ in run.judged():
         parameters, memory = estimated_parameters.of(digest), _memory(run, digest)
-        if digest.units is None or strategy is None:
+        if digest.units is None:
             continue
         found[digest.rank] = unsharded(
             strategy,
