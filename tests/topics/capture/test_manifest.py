@@ -262,7 +262,7 @@ def test_a_live_wrapper_settles_the_strategy() -> None:
     named = resolve_strategy(claim("unknown"), job)
     assert (named.name, named.family, named.sharding, named.confidence) == ("DDP", "ddp", "none", "high")
     assert resolve_strategy(claim("fsdp2", "high"), job).family == "fsdp2"
-    assert resolve_strategy(claim("unknown"), None).family == "unknown"
+    assert resolve_strategy(claim("unknown"), Job()).family == "unknown"
 
 
 def test_the_gpu_tells_why_its_clocks_were_lowered(tmp_path: Path) -> None:
