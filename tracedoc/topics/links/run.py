@@ -68,7 +68,7 @@ def link_efficiency_frac(run: RunView) -> Value:
 
 
 @run_fact(unit="gbps", needs=("gpu", "collectives", "multi_rank"))
-def transfer_gbps_between_hosts(run: RunView) -> Value:
+def transfer_between_hosts_gbps(run: RunView) -> Value:
     """Bandwidth that transfers of groups reach that span hosts, where none stays within one.
 
     The trace does not name the network, so that it is not known what it should give.
