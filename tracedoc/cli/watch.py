@@ -28,7 +28,7 @@ SECONDS_BETWEEN_CAPTURES = 600.0
 """Drift that comes and goes is not captured more often."""
 
 
-@click.command()
+@click.command(short_help="Follow a running job by its step logs.")
 @click.argument("run", metavar="RUN", shell_complete=folders)
 @click.option("--prometheus", metavar="FILE", shell_complete=files, help="Keep a textfile for node-exporter.")
 @click.option(

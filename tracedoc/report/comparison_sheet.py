@@ -88,12 +88,13 @@ def first_line(found: RunComparison) -> str:
 
 def _noise(found: RunComparison) -> str:
     steps = found.steps
-    if steps is None or found.scaling is not None:
+    same = found.verdict is not None and found.verdict.word == "unchanged" and found.verdict.why
+    if steps is None or found.scaling is not None or same:
         return ""
     change, low, high = map(percent_change, (steps.change_frac, steps.low_frac, steps.high_frac))
     counted = "all outside the captures" if steps.logged else f"{steps.base_steps} and {steps.head_steps}"
     text = (
-        f"Steps: {counted} compared, {change} (95 %: {low} to {high});"
+        f"Steps: {counted} compared, {change} at the median (95 %: {low} to {high});"
         f" two captures of one job may differ by {format_percent(steps.noise_frac)}."
     )
     if steps.of_slow_steps:
