@@ -67,7 +67,7 @@ def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
         is_map = table.is_op("all_reduce") & _has_dtype(table, "int", "int32")
         roles[is_map & (launched == Phase.BACKWARD)] = Role.UNUSED_MAP
         handed_out = table.is_op("all_gather", "broadcast") & (launched == Phase.OPTIMIZER)
-        wrapper = _spans_named(timeline, lambda name: name == "DistributedDataParallel.forward")
+        wrapper = _wrapper(timeline)
         if len(
             wrapper
         ):  # DDP reduces all gradients on all ranks: what a script sends behind its update is its own
@@ -161,6 +161,11 @@ def _layer_kinds(
     return np.array(found or [False], dtype=bool)
 
 
+def _wrapper(timeline: RankTimeline) -> Spans:
+    """Return the time inside the forward passes of DDP's wrapper."""
+    return _spans_named(timeline, lambda name: name == "DistributedDataParallel.forward")
+
+
 def _update_ranges(timeline: RankTimeline) -> Spans:
     """Return the time inside ``Optimizer.step`` ranges."""
     return _spans_named(timeline, lambda name: vocabulary.optimizer_step_class(name) is not None)
@@ -188,12 +193,16 @@ def gradient_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
 
     Reductions are all-reduce, reduce-scatter and reduce. Those of the forward pass belong to tensor
     parallelism or to layers that normalise over ranks, and so do those in which the backward pass returns
-    them; those of the optimizer, and those of a few bytes, are norms and flags.
+    them; those of the optimizer, and those of a few bytes, are norms and flags. DDP reduces gradients in the
+    backward pass: what has no size and is sent elsewhere is the script's own.
     """
     if timeline.phases is None:
         return np.zeros(len(timeline.collectives), dtype=bool)
     launched, table = timeline.phases.of_collectives, timeline.collectives
-    reductions = table.is_op(*REDUCTIONS) & ((table.nbytes == NONE) | (table.nbytes >= FLAG_BYTES))
+    unsized = table.nbytes == NONE
+    if len(_wrapper(timeline)):
+        unsized &= launched == Phase.BACKWARD
+    reductions = table.is_op(*REDUCTIONS) & (unsized | (table.nbytes >= FLAG_BYTES))
     passes = reductions & (launched != Phase.FORWARD) & (launched != Phase.OPTIMIZER)
     return np.asarray(passes & ~_returned(table, reductions & (launched == Phase.FORWARD), passes))
 

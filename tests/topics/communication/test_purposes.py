@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 import tracedoc
 from tracedoc.testing import parse_lanes
-from tracedoc.values import Value
+from tracedoc.values import Unknown, Value
 
 
 def facts(tmp_path: Path, lanes: str, *, cpu: bool = False) -> dict[str, Value]:
@@ -112,3 +114,25 @@ def test_half_of_what_goes_by_bytes_is_saved_of_fp32_gradients(tmp_path: Path) -
     assert isinstance(saving, float)
     assert 9.85 < saving < 10.0
     assert found["trains_in_16_bit"] is True
+
+
+@pytest.mark.parametrize(("wrapper", "buckets"), [("DistributedDataParallel.forward", 1), ("forward", 3)])
+def test_what_ddp_does_not_send_is_no_gradient_where_sizes_are_not_recorded(
+    tmp_path: Path, wrapper: str, buckets: int
+) -> None:
+    """A bucket in the backward pass, and two messages behind the optimizer, which a script may send."""
+    lanes = f"""
+        host       0-30  name={wrapper}
+        compute    0-60
+        backward   30-70
+        allreduce  60-70
+        optimizer  70-80
+        allreduce  82-90  92-100
+        """
+    paths = []
+    for number, builder in enumerate(parse_lanes(lanes, ranks=2, device=None)):
+        paths.append(builder.write(tmp_path / f"rank-{number}.json"))
+        paths[-1].write_text(paths[-1].read_text().replace('"Input Dims"', '"Dims"'))
+    found = tracedoc.measure(paths).measurements.facts
+    assert found["gradient_bytes"].value == Unknown("not every reduction carries its size")
+    assert found["gradient_buckets"].value == buckets
