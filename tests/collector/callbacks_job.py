@@ -6,30 +6,13 @@ import sys
 from pathlib import Path
 
 import torch
+from inprocess_job import Dataset, Net
 from torch import nn
 
 from tracedoc import callbacks
 
 STEPS = 60
 OPTIONS = {"wait": 3, "warmup": 1, "active": 3, "source_step": False}
-
-
-class Dataset(torch.utils.data.Dataset):
-    def __len__(self):
-        return 4 * STEPS
-
-    def __getitem__(self, index):
-        return {"x": torch.full((16,), float(index)), "labels": torch.tensor(index % 4)}
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 4)
-
-    def forward(self, x, labels):
-        scores = self.layer(x)
-        return {"loss": nn.functional.cross_entropy(scores, labels), "logits": scores}
 
 
 def open_trackers(folder):
@@ -55,7 +38,9 @@ def loop(folder, *, steps=STEPS):
         open_trackers(folder)
         writers = [SummaryWriter(str(folder / "tensorboard"))]
     with callbacks.capture(folder / "run", *writers, **OPTIONS) as capture:
-        for _, batch in zip(range(steps), torch.utils.data.DataLoader(Dataset(), batch_size=4), strict=False):
+        for _, batch in zip(
+            range(steps), torch.utils.data.DataLoader(Dataset(STEPS), batch_size=4), strict=False
+        ):
             model(**batch)["loss"].backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -82,7 +67,7 @@ def trainer(folder):
             save_strategy="no",
             logging_steps=20,
         ),
-        train_dataset=Dataset(),
+        train_dataset=Dataset(STEPS),
         callbacks=[callbacks.transformers(folder / "run", **OPTIONS)],
     )
     trained.train()
@@ -117,7 +102,7 @@ def lightning(folder):
         enable_checkpointing=False,
         enable_model_summary=False,
         callbacks=[callbacks.lightning(folder / "run", **OPTIONS)],
-    ).fit(Module(), torch.utils.data.DataLoader(Dataset(), batch_size=4))
+    ).fit(Module(), torch.utils.data.DataLoader(Dataset(STEPS), batch_size=4))
 
 
 if __name__ == "__main__":
