@@ -56,7 +56,7 @@ def test_the_largest_cause_comes_first_with_its_bound(tmp_path: Path) -> None:
     found = lanes(tmp_path, "compute 0-60\nallreduce 60-100 14336MiB", ranks=2)
     assert found.summary == (
         "Exposed communication (up to 40 ms of the 100 ms step): no compute runs beside it; the link reaches "
-        "376 GB/s of an expected 359 GB/s. Double the micro-batch (100 ms -> 60 ms at best)."
+        "376 GB/s, 105 % of the 359 GB/s expected. Double the micro-batch (100 ms -> 60 ms at best)."
     )
 
 
