@@ -9,7 +9,7 @@ A case file is YAML::
         lanes: |
           compute    0-60
           allreduce  60-100   64MiB
-        expect: {outcome: finding, gain_ms: [0, 40], message: "40 ms of each 100 ms step"}
+        expect: {outcome: finding, gain_ms: [0, 40], message: "40 ms of the 100 ms step"}
 
 Keys of a case: ``name``; ``lanes`` (:mod:`tracedoc.testing.lanes`; one compute lane unless given);
 ``ranks`` (2), ``steps`` (5), ``lead`` (1 ms), ``device``, ``hosts`` (1) over which the ranks
