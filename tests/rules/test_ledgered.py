@@ -14,7 +14,7 @@ from tests.rules.concluding import cause, conclude, finding, fix, measured, rule
 from tracedoc.diagnosis import Comparison, Gain, Verdict
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.ledgered import concluded
-from tracedoc.judge.rule import RuleFix
+from tracedoc.judge.rule import AtMost, RuleFix
 from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.whatif.larger_batch import Doubled
 
@@ -104,11 +104,14 @@ def test_a_part_is_as_large_as_its_rule_bounds_it() -> None:
 
 
 def test_a_part_is_no_larger_than_its_entry_gives() -> None:
-    """The rule bounds it at 40 ms, the entry has 30 of the step and gives at most 22 alone."""
+    """The rule bounds it at 40 ms, the entry has 30 of the step and gives at most 22 alone; or 11 hide it."""
     pair = rule("part", part_of=("link.transfer",)), finding("part", 40.0)
     judgement, ledger = conclude([cause("link.transfer", 30.0, (12.0, 20.0, 22.0))], pair)
     assert severities(judgement) == [("part", "warning")]  # 12 ms are sure
     assert judgement.findings[0].gain == Gain(0.0, 22.0, "ceiling", ("all of it goes",))
+    hidden = replace(pair[0], gain=AtMost("comm_ms", "all of it hides", behind="step_ms")), pair[1]
+    judgement, ledger = conclude([cause("link.transfer", 30.0)], hidden, of=measured(step_ms=11.0))
+    assert judgement.findings[0].gain == Gain(0.0, 11.0, "ceiling", ("all of it goes",))
     assert ledger.causes[0].told_by == ("part",)
 
 

@@ -465,14 +465,17 @@ def _gain(
 ) -> Gain | None:
     """What the causes of a finding give; of a part of them its rule's bound.
 
-    At most it is what all that it names gives, ``most_ms``, whoever tells that. On CPUs a part is as its rule
-    bounds it over all ranks: the analysed step is one of many that differ.
+    At most it is what all that it names gives, ``most_ms``, whoever tells that, and what can hide it. On CPUs
+    a part is as its rule bounds it over all ranks: the analysed step is one of many that differ.
     """
     gain = claim.finding.gain
     if not claim.rule.cause:
         if gain is None or measurements.is_cpu:
             return gain
-        return replace(gain, high_ms=min(gain.high_ms, most_ms))
+        bound = claim.rule.gain
+        hides = measurements.facts.get((bound.behind if bound is not None else None) or "")
+        hides_ms = hides.value if hides is not None and isinstance(hides.value, float) else most_ms
+        return replace(gain, high_ms=min(gain.high_ms, most_ms, hides_ms))
     if claim.rule.part_of:
         most_ms = min(
             most_ms, max(alone_ms_of(_named(claim.rule.cause, ledger), measurements)[2], claim.size_ms)

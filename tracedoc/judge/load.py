@@ -106,7 +106,8 @@ def _completed(rule: Rule, at: Document, known: Vocabulary) -> Rule:
     evidence = rule.evidence
     if rule.gain is not None:
         fact = rule.gain.fact
-        for name, place in ((fact, "at_most"), (rule.gain.step, "of_step")):
+        bounds = (fact, "at_most"), (rule.gain.step, "of_step"), (rule.gain.behind, "behind")
+        for name, place in bounds:
             if name is not None and known.facts[name].unit != "ms":
                 at.fail(f"{name} is not a time in ms", "gain", place)
         evidence = evidence or (fact if fact in known.evidence else "")

@@ -71,12 +71,14 @@ class Param(_Part, frozen=True):
 class AtMost(_Part, frozen=True):
     """A gain that a fact bounds: the fix gives back at most its time, ``assuming`` what it says.
 
-    ``step`` is the fact with the length of the step that this time is of, where that is not the analysed one.
+    ``step`` is the fact with the length of the step that this time is of, where that is not the analysed one;
+    ``behind`` that of what has to hide the time, as long as which it is gained at most.
     """
 
     fact: FactName = field(name="at_most")
     assuming: Text
     step: FactName | None = field(name="of_step", default=None)
+    behind: FactName | None = None
 
 
 OTHERWISE = "otherwise"
