@@ -150,4 +150,4 @@ def test_code_before_the_model_may_feed_it(called: int, feeds: bool) -> None:
 
 
 def test_code_that_no_sample_shows_is_not_judged() -> None:
-    assert isinstance(may_feed_model(None, None), Unknown)
+    assert isinstance(may_feed_model(Job(()), None), Unknown)

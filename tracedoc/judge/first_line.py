@@ -152,8 +152,7 @@ def _cause(measurements: Measurements, finding: Finding, step: float, before: Fi
     elif costs and before is None:
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
     if costs and before is None and finding.together_ms is not None:
-        costs = f"{format_ms(finding.together_ms)} of the {format_ms(step)} step with {finding.overlaps}"
-        costs += f", {format_ms(finding.told_ms or 0.0)} alone"
+        costs += f", {format_ms(finding.together_ms)} together with {finding.overlaps}"
     elif costs and before is not None and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")

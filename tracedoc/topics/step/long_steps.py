@@ -277,15 +277,17 @@ def captured_steps(run: RunView) -> Value:
 def _lie(far: NDArray[np.bool_], excess: Times, numbers: NDArray[np.int64]) -> str:
     """How long steps lie, of :data:`PATTERNS`, "" without any."""
     count = int(far.sum())
-    last = excess[excess.size - count :]
+    if not count:
+        return ""
+    last = excess[-count:]
     if count > 1 and far[-count:].all() and last.max() <= LASTING * last.min():
         return "from one on"
     if period_of(far, numbers):
         return "regular"
     early = far & (np.cumsum(~far) == 0) & (numbers <= WARMUP_STEPS) & (numbers[0] <= COLD_UNTIL)
-    if count and excess[early].sum() >= MOST_OF_EXCESS * excess[far].sum():
+    if excess[early].sum() >= MOST_OF_EXCESS * excess[far].sum():
         return "the first"
-    return ("", "one", "several")[min(count, 2)]
+    return "one" if count == 1 else "several"
 
 
 def period_of(far: NDArray[np.bool_], numbers: NDArray[np.int64]) -> int:
