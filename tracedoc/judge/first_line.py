@@ -260,23 +260,23 @@ def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
 
 
 def _step_with(fix: Fix) -> str:
-    """The likely step with a fix, as far as it was played and helps: ": about 1.2 s"."""
+    """The step with a fix, as far as it was played and helps: ": about 1.2 s (1.1 to 1.5)"."""
     if fix.predicted is None or not fix.predicted.helps:
         return ""
-    after = _likely(fix.predicted.step_ms, fix.predicted.before_ms)
+    after = _step_then(fix.predicted.step_ms, fix.predicted.before_ms)
     return f": {after}{SAME_SAMPLES if changes_training(fix) else ''}"
 
 
-def _likely(step_ms: Range, today_ms: float) -> str:
-    """The likely one of a range of steps, in the unit of today's: "about 1.2 s"."""
-    return format_step_change(today_ms, (step_ms[1],) * 3).partition("-> ")[2]
+def _step_then(step_ms: Range, today_ms: float) -> str:
+    """A predicted step with its range, in the unit of today's: "about 1.2 s (1.1 to 1.5)"."""
+    return format_step_change(today_ms, step_ms).partition("-> ")[2]
 
 
 def _after_plan(findings: Sequence[Finding], step: float) -> str:
     """The fix that helps only after the plan, with the step then; else ""."""
     for fix in (fix for one in findings for fix in one.fixes):
         if fix.after_plan_ms is not None:
-            return f", then {lowered(fix.title)}: {_likely(fix.after_plan_ms, step)}"
+            return f", then {lowered(fix.title)}: {_step_then(fix.after_plan_ms, step)}"
     return ""
 
 
