@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import sharded
 from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis, Fix, Gain
-from tracedoc.judge.first_line import _likely
+from tracedoc.judge.first_line import _step_then
 from tracedoc.judge.replayed import is_worth_it
 from tracedoc.judge.without_warning import cost_words, healthy
 from tracedoc.ledger import Ledger, LedgerCause
@@ -305,5 +305,5 @@ def test_a_note_of_a_cpu_run_is_named_by_what_its_cause_costs(
 
 
 def test_a_step_behind_others_has_the_unit_of_todays() -> None:
-    assert _likely((1500.0, 1680.0, 1900.0), 2250.0) == "about 1.7 s"
-    assert _likely((500.0, 680.0, 900.0), 990.0) == "about 680 ms"
+    assert _step_then((1500.0, 1680.0, 1900.0), 2250.0) == "about 1.7 s (1.5 to 1.9)"
+    assert _step_then((500.0, 680.0, 900.0), 990.0) == "about 680 ms (500 to 900)"
