@@ -68,9 +68,8 @@ def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
         roles[is_map & (launched == Phase.BACKWARD)] = Role.UNUSED_MAP
         handed_out = table.is_op("all_gather", "broadcast") & (launched == Phase.OPTIMIZER)
         wrapper = _wrapper(timeline)
-        if len(
-            wrapper
-        ):  # DDP reduces all gradients on all ranks: what a script sends behind its update is its own
+        # DDP reduces all gradients on all ranks: what a script sends behind its update is its own.
+        if len(wrapper):
             handed_out &= _update_ranges(timeline).covered_ns(asked, asked + 1) > 0
         roles[handed_out & (table.nbytes >= FLAG_BYTES) & ~sharded] = Role.OPTIMIZER_GATHER
         before_update = _leads_to_update(phases, asked)

@@ -437,6 +437,6 @@ _WORKS = re.compile(
 def works_for_the_model(frame: str) -> bool:
     """True for a Python frame of torch or of DeepSpeed's engine, unless it loads, saves, prints or records.
 
-    The time of such code is that of whoever calls it.
+    What does one of those does it for its caller, whose time it is.
     """
     return _WORKS.search(frame) is not None

@@ -78,7 +78,7 @@ def slow_code(run: RunView) -> SlowCode | None:
     """
     found: list[SlowCode] = []
     longer: dict[bool, list[tuple[RankJob, TakesLonger]]] = {False: [], True: []}
-    for rank in run.job.ranks if run.job is not None else ():
+    for rank in run.job.ranks:
         if not rank.samples.sampled:
             continue
         slow, others, ordered = _slow_and_others(run, rank)
@@ -176,7 +176,7 @@ def slow_steps_code(run: RunView) -> Value:
     are in it, with them: the others wait. Where the thread that trains does what it always does, the function
     that another thread runs for half of that time: one thread of a process runs Python at a time.
     """
-    if run.job is None or not any(one.samples.sampled for one in run.job.ranks):
+    if not any(one.samples.sampled for one in run.job.ranks):
         return NO_SAMPLES
     found = slow_code(run)
     if found is None:
@@ -251,7 +251,7 @@ def gc_code(run: RunView) -> Value:
     A collection runs wherever so many objects were made since the last one, or where it is called.
     """
     by_place: dict[CodePlace, float] = defaultdict(float)
-    for rank in run.job.ranks if run.job is not None else ():
+    for rank in run.job.ranks:
         for ms, frames in rank.collecting:
             if (place := place_of_stack(frames, _loop(rank))) is not None:
                 by_place[place] += ms
@@ -264,6 +264,6 @@ def gc_code(run: RunView) -> Value:
 @run_fact(unit="bool")
 def gc_called(run: RunView) -> Value:
     """Whether functions that call ``gc.collect`` themselves have half of the time of long collections."""
-    ranks = run.job.ranks if run.job is not None else ()
+    ranks = run.job.ranks
     total = sum(ms for rank in ranks for ms, _ in rank.collecting)
     return sum(rank.collect_calls_ms for rank in ranks) >= NAMED_SHARE * total > 0
