@@ -45,6 +45,13 @@ def needed(value: Known | Unknown | Failed) -> Known:
     return value
 
 
+def needed_number(value: Value) -> float:
+    """A number, where it is known; else as :func:`needed`."""
+    if isinstance(value, Unknown):
+        raise NotKnownError(value)
+    return float(value)
+
+
 def answering(measure: Function) -> Function:
     """A function that returns Unknown where something that it asks for is not :func:`needed`."""
 

@@ -56,6 +56,12 @@ class Activity(msgspec.Struct, frozen=True, eq=False):
     end_ns: int
     busy: Spans
 
+    def within(self, start_ns: int, end_ns: int) -> Activity:
+        """What it did in ``[start_ns, end_ns)``."""
+        names = ("compute", "comm", "copy", "exposed_comm", "exposed_copy", "busy")
+        clipped = {name: getattr(self, name).clip(start_ns, end_ns) for name in names}
+        return replace(self, start_ns=start_ns, end_ns=end_ns, **clipped)
+
     def budget(self, start_ns: int, end_ns: int) -> Budget:
         """Return the split of ``[start_ns, end_ns)``: all activity in it, whichever step launched it."""
         return self.budgets([start_ns], [end_ns])[0]

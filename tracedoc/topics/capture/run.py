@@ -21,7 +21,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.topics.compute.rank import has_batch_norm
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value, needed
+from tracedoc.values import Unknown, Value, needed, needed_number
 
 
 @run_fact(unit="count")
@@ -212,12 +212,10 @@ def profiler_overhead_frac(rank: RankJob) -> Value:
 
     The median recorded step / ``unprofiled_step_ms`` - 1.
     """
-    usual = unprofiled_step_ms(rank)
-    if isinstance(usual, Unknown):
-        return usual
+    usual = needed_number(unprofiled_step_ms(rank))
     if rank.during is None:
         return Unknown("the recorded steps were not timed")
-    return max(rank.during.median_ms / float(usual) - 1.0, 0.0)
+    return max(rank.during.median_ms / usual - 1.0, 0.0)
 
 
 def job_limits(run: RunView) -> list[Limit]:

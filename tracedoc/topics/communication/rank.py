@@ -14,7 +14,7 @@ from tracedoc.timeline.collectives import input_payload
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import awaited_comm, blocking_comm
-from tracedoc.topics.step.rank import NO_PHASES, NO_STEP, whole_host_step
+from tracedoc.topics.step.rank import NO_PHASES, host_step, in_step, whole_host_step
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.values import Unknown, Value, needed
 
@@ -67,8 +67,7 @@ def awaited_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
     While it was not, the host keeps the GPU from computing, and without the communication it would still do
     so. Where launches cannot be linked, all exposed communication counts.
     """
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
+    needed(in_step(timeline))
     return awaited_comm(timeline)
 
 
@@ -124,22 +123,16 @@ def devices_in_process(timeline: RankTimeline) -> Value:
 @rank_fact(unit="count", needs=("gpu", "host_ops"))
 def gloo_calls_per_step(timeline: RankTimeline) -> Value:
     """Collectives of 1 MiB and more that gloo runs on the host in the median step of a GPU job."""
-    step = timeline.judged_host_step
-    if step is None:
-        return NO_STEP
-    starts = timeline.trace.ts_ns[_large_gloo(timeline)]
+    step, starts = needed(host_step(timeline)), timeline.trace.ts_ns[_large_gloo(timeline)]
     return int(((starts >= step.start_ns) & (starts < step.end_ns)).sum())
 
 
 @rank_fact(unit="ms", needs=("gpu", "host_ops"), interval="no compute while gloo moves tensors over the host")
 def gloo_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step without compute on the GPU while gloo runs collectives of 1 MiB and more."""
-    window, activity = timeline.judged, timeline.activity
-    if window is None or activity is None:
-        return NO_STEP
-    rows, trace = _large_gloo(timeline), timeline.trace
-    running = Spans.of(trace.ts_ns[rows], trace.end_ns[rows]).clip(window.start_ns, window.end_ns)
-    return running - activity.compute
+    step, rows, trace = needed(in_step(timeline)), _large_gloo(timeline), timeline.trace
+    running = Spans.of(trace.ts_ns[rows], trace.end_ns[rows]).clip(step.start_ns, step.end_ns)
+    return running - step.compute
 
 
 def _large_gloo(timeline: RankTimeline) -> Rows:

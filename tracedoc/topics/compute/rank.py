@@ -23,13 +23,13 @@ from tracedoc.step.waste import (
 )
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.topics.step.rank import NO_STEP
+from tracedoc.topics.step.rank import host_step, in_step
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, places_by_value
 from tracedoc.trace.kernels import MATRIX, KernelCategory, kernel_category, matrix_format
 from tracedoc.trace.vocabulary import updates_in_backward_pass
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value, needed, once
+from tracedoc.values import Unknown, Value, needed, needed_number, once
 
 KNOWN_SHARE = 0.80
 """The format must be known of this share of the matrix kernels' time."""
@@ -80,8 +80,8 @@ def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
     The ratio is that of 16 bits on tensor cores and of fp32 on plain cores, by the table of devices or the
     compute capability. All of it where neither is known.
     """
-    plain, ratio = plain_matrix_ms(timeline), tensor_speedup(timeline)
-    if isinstance(plain, Unknown) or isinstance(ratio, Unknown):
+    plain, ratio = needed(plain_matrix_ms(timeline)), tensor_speedup(timeline)
+    if isinstance(ratio, Unknown):
         return plain
     return plain * max(1.0 - 1.0 / ratio, 0.0) if ratio else 0.0
 
@@ -103,9 +103,7 @@ def tf32_speedup(timeline: RankTimeline) -> Value:
 
 
 def _speedup_of_all(timeline: RankTimeline, most: float, of_half_rate: float) -> Value:
-    used, ratio = tensor_core_frac(timeline), tensor_speedup(timeline)
-    if not isinstance(used, float):
-        return used
+    used, ratio = needed_number(tensor_core_frac(timeline)), tensor_speedup(timeline)
     by = most if isinstance(ratio, Unknown) else min(most, max(ratio * of_half_rate, 1.0))
     return 1.0 / (used + (1.0 - used) / by)
 
@@ -296,10 +294,7 @@ def unfused_attention_ms(timeline: RankTimeline) -> Spans | Unknown:
     before the second: scaling, mask, softmax, dropout, changes of type. A fused kernel does them while
     it multiplies. Unknown in compiled code, whose operators have no names.
     """
-    window, activity = timeline.judged, timeline.activity
-    if window is None or activity is None:
-        return NO_STEP
-    found = needed(_parts(timeline))
+    step, found = needed(in_step(timeline)), needed(_parts(timeline))
     starts, ends, threads = found
     trace, events = timeline.trace, timeline.events
     if timeline.is_cpu:
@@ -307,18 +302,15 @@ def unfused_attention_ms(timeline: RankTimeline) -> Spans | Unknown:
         for thread in distinct(threads).tolist():
             mine = threads == thread
             spans = spans | Spans.of(starts[mine], ends[mine])
-        return (spans & activity.compute).clip(window.start_ns, window.end_ns)
+        return spans & step.compute
     mine = np.flatnonzero((events.classes == COMPUTE) & events.linked & (events.device == timeline.device))
     mine = mine[launched_within(trace, found, events.launch_rows[mine])]
-    return Spans.of(events.start_ns[mine], events.end_ns[mine]).clip(window.start_ns, window.end_ns)
+    return Spans.of(events.start_ns[mine], events.end_ns[mine]).clip(step.start_ns, step.end_ns)
 
 
 def _parts(timeline: RankTimeline) -> HostParts | Unknown:
     """The attentions in parts of the analysed step."""
-    step = timeline.judged_host_step
-    if step is None:
-        return NO_STEP
-    trace = timeline.trace
+    step, trace = needed(host_step(timeline)), timeline.trace
     starts, ends, threads = attention_parts(trace)
     mine = (starts >= step.start_ns) & (starts < step.end_ns)
     called = trace.ts_ns[trace.rows_named(ATTENTION_OPERATORS.__contains__, Kind.CPU_OP)]

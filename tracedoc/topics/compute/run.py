@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from tracedoc.facts.catalog import RankFact, digest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import BATCH_SAMPLES, MICRO_BATCH, SEQUENCE
@@ -12,7 +14,7 @@ from tracedoc.topics.communication.run import comm_split, exposed_comm_excluding
 from tracedoc.topics.compute.rank_arithmetic import samples_per_s, tokens_per_s
 from tracedoc.topics.memory.run import tensor_memory_frac
 from tracedoc.topics.step.rank import micro_batches, step_ms
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed, needed_number
 
 REPLICAS = frozenset({"ddp", "zero-1"})
 """Strategies that reduce gradients once for several micro-batches, and hold all parameters on every rank."""
@@ -43,20 +45,17 @@ def half_gpus_throughput_frac(run: RunView, digest: RankDigest, step: StepDigest
         return Unknown("only jobs whose ranks are replicas, or shards of one, are compared")
     if split != "transfer":
         return Unknown("transfer cannot be told from waiting for other ranks")
-    apart = exposed_comm_excluding_wait_ms(run, digest, step)
+    apart = needed_number(exposed_comm_excluding_wait_ms(run, digest, step))
     used = tensor_memory_frac(run, digest, step)
-    if isinstance(apart, Unknown | str):
-        return apart
     length = step.budget.window_ns
     if length == 0:
         return Unknown("the step takes no time")
     twice = length + step.budget.compute_ns
     roomy = isinstance(used, float) and used < HALF
     if family in REPLICAS:
-        accumulated = 2 * length - float(apart) * 1e6
+        accumulated = 2 * length - apart * 1e6
         return length / (min(twice, accumulated) if roomy else accumulated)
-    if isinstance(used, Unknown):
-        return used
+    needed(used)
     return length / twice if roomy else Unknown("a micro-batch of twice the size would not surely fit")
 
 
@@ -116,8 +115,5 @@ def _of_all(run: RunView, rate: RankFact[Value], recorded: tuple[str, ...]) -> V
         lengths = [int(job.training.get(name, "0")) for name in recorded] if job is not None else [0]
         if micro_batches.of(digest) != 1 or not all(lengths):
             return per_s if isinstance(per_s, Unknown) else Unknown("no rank has a step to count in")
-        samples = 1
-        for length in lengths:
-            samples *= length
-        total += samples
+        total += prod(lengths)
     return total

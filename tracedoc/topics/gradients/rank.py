@@ -14,7 +14,14 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_roles import REDUCTIONS, Role, collective_roles, gradient_rows
 from tracedoc.timeline.collective_table import CollectiveTable, StartDelay
 from tracedoc.timeline.phases import Phase, Phases
-from tracedoc.topics.step.rank import NO_PHASES, NO_STEP, summed_passes, whole_host_step
+from tracedoc.topics.step.rank import (
+    NO_PHASES,
+    NO_STEP,
+    host_step,
+    in_step,
+    summed_passes,
+    whole_host_step,
+)
 from tracedoc.trace.distinct import is_among
 from tracedoc.values import Unknown, Value, needed
 
@@ -191,19 +198,14 @@ SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
 @rank_fact(unit="count", needs=("host_ops",))
 def unused_searches_per_step(timeline: RankTimeline) -> Value:
     """How often DDP searches the backward graph for unused parameters in the host's median step."""
-    step = timeline.judged_host_step
-    if step is None:
-        return NO_STEP
-    spans = _search(timeline)
+    step, spans = needed(host_step(timeline)), _search(timeline)
     return int(((spans.starts >= step.start_ns) & (spans.starts < step.end_ns)).sum())
 
 
 @rank_fact(unit="ms", needs=("host_ops",))
 def unused_search_host_ms(timeline: RankTimeline) -> Value:
     """Host time of the median step inside that search."""
-    step = timeline.judged_host_step
-    if step is None:
-        return NO_STEP
+    step = needed(host_step(timeline))
     return _search(timeline).clip(step.start_ns, step.end_ns).total_ns / 1e6
 
 
@@ -219,16 +221,13 @@ def unused_search_ms(timeline: RankTimeline) -> Spans | Unknown:
     all-reduce of the map of used parameters, which holds one integer for each; waiting is in it. Work
     that is queued beside the search costs nothing.
     """
-    window, activity = timeline.judged, timeline.activity
-    if window is None or activity is None:
-        return NO_STEP
-    search = _search(timeline)
+    step, search = needed(in_step(timeline)), _search(timeline)
     if not timeline.is_cpu:
-        search = search & activity.busy.complement(window.start_ns, window.end_ns)
+        search = search & step.busy.complement(step.start_ns, step.end_ns)
     table = timeline.collectives
     rows = np.flatnonzero(collective_roles(timeline) == Role.UNUSED_MAP)
-    maps = Spans.of(table.start_ns[rows], table.end_ns[rows]) & activity.exposed_comm
-    return (search | maps).clip(window.start_ns, window.end_ns)
+    maps = Spans.of(table.start_ns[rows], table.end_ns[rows]) & step.exposed_comm
+    return (search | maps).clip(step.start_ns, step.end_ns)
 
 
 def _search(timeline: RankTimeline) -> Spans:

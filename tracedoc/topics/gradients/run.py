@@ -24,8 +24,8 @@ from tracedoc.topics.gradients.rank import (
     reducing_micro_batches,
 )
 from tracedoc.topics.links.run import half_rate_bytes, of_curves
-from tracedoc.topics.step.rank import NO_PHASES, backward_compute_ms, micro_batches
-from tracedoc.values import Unknown, Value, needed
+from tracedoc.topics.step.rank import backward_compute_ms, micro_batches
+from tracedoc.values import Unknown, Value, needed, needed_number
 
 GLOO_HALF_BYTES = 256 * 2**10
 """Message size at which gloo between processes of one host reaches half of its rate (2 KiB took 0.25 ms,
@@ -147,16 +147,14 @@ def bucket_overhead_frac(run: RunView, digest: RankDigest, step: StepDigest) -> 
 @digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms, bucket_overhead_frac))
 def bucket_saving_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """Exposed gradient reduction that fewer, larger buckets would save: overhead times exposed time."""
-    overhead = bucket_overhead_frac(run, digest, step)
-    exposed = gradient_exposed_ms(run, digest, step).total_ns / 1e6
-    return overhead * exposed if isinstance(overhead, float) else overhead
+    overhead = needed_number(bucket_overhead_frac(run, digest, step))
+    return overhead * (gradient_exposed_ms(run, digest, step).total_ns / 1e6)
 
 
 @digest_fact(unit="count", needs=("host_ops", "collectives", suggested_bucket_bytes))
 def suggested_bucket_mb(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """The same in MiB, rounded up, as DDP's ``bucket_cap_mb`` takes it."""
-    size = suggested_bucket_bytes(run, digest, step)
-    return math.ceil(size / 2**20) if isinstance(size, float) else size
+    return math.ceil(needed(suggested_bucket_bytes(run, digest, step)) / 2**20)
 
 
 @digest_fact(
@@ -168,14 +166,9 @@ def late_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Val
 
     What a rank that comes last still hides behind its backward pass is not in it either.
     """
-    after = comm_after_backward_ms.of(digest)
-    if not isinstance(after, (int, float)):
-        return after
+    after = needed_number(comm_after_backward_ms.of(digest))
     exposed_ns = gradient_exposed_ms(run, digest, step).total_ns
-    return min(
-        float(after),
-        max(exposed_ns - hidden_by_last_ns(run, digest, step, digest.gradients), 0) / 1e6,
-    )
+    return min(after, max(exposed_ns - hidden_by_last_ns(run, digest, step, digest.gradients), 0) / 1e6)
 
 
 @digest_fact(
@@ -197,19 +190,17 @@ def splittable_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) 
     turn, each with the latency of a call more than today: what is then left after the backward pass is an
     eighth of their transfer, or all of it less seven eighths of the backward compute.
     """
-    late = late_reduction_ms(run, digest, step)
-    rows, backward = _rows(digest, step), backward_compute_ms.of(digest)
-    if not isinstance(late, (int, float)) or not isinstance(backward, (int, float)):
-        return late if isinstance(late, Unknown) else NO_PHASES
+    late, rows = needed_number(late_reduction_ms(run, digest, step)), _rows(digest, step)
+    backward = needed_number(backward_compute_ms.of(digest))
     buckets = rows.size / _reducing_passes(digest)
     if buckets == 0 or buckets >= EVEN_BUCKETS:
         return 0.0
     passes = micro_batches.of(digest)
     transfer = run.transfers(digest, rows).total_ns / 1e6 / _reducing_passes(digest)
     transfer += (EVEN_BUCKETS - buckets) * _call_latency_ms(run, digest, rows)
-    last_pass = float(backward) / max(passes, 1) if isinstance(passes, int) else float(backward)
+    last_pass = backward / max(passes, 1) if isinstance(passes, int) else backward
     left = max(transfer / EVEN_BUCKETS, transfer - last_pass * (1 - 1 / EVEN_BUCKETS))
-    return max(float(late) - left, 0.0)
+    return max(late - left, 0.0)
 
 
 @digest_fact(unit="count", needs=("host_ops", "collectives", reducing_micro_batches))
@@ -222,9 +213,7 @@ def even_bucket_mb(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
 @digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms, reducing_micro_batches))
 def repeated_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """Exposed gradient reduction of all micro-batches but one that reduce, less known waiting."""
-    passes = reducing_micro_batches.of(digest)
-    if not isinstance(passes, int):
-        return passes if isinstance(passes, Unknown) else NO_PHASES
+    passes = needed_number(reducing_micro_batches.of(digest))
     exposed = gradient_exposed_ms(run, digest, step).total_ns / 1e6
     return exposed * (passes - 1) / passes if passes > 1 else 0.0
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
+from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.stalls import pageable_rows, pageable_stall
-from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
+from tracedoc.topics.step.rank import NO_STEP, idle_of_cause, in_step
 from tracedoc.trace import vocabulary
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 NO_LOADER = Unknown("no torch DataLoader is visible in this trace")
 
@@ -47,31 +48,26 @@ def loading_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step that the host is in the data loader, with the device idle or not."""
     if timeline.judged is None:
         return NO_STEP
-    if loader_kind(timeline) == NO_LOADER:
-        return NO_LOADER
+    needed(loader_kind(timeline))
     return timeline.host_delays.input.clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
 # -- copies from pageable memory
 
+NOT_TOLD_APART = Unknown("ROCm traces do not distinguish pinned from pageable memory")
+
 
 @rank_fact(unit="count", needs=("gpu",))
 def pageable_copies_per_step(timeline: RankTimeline) -> Value:
     """Copies from pageable host memory to the device in the median step. ROCm does not record the memory."""
-    if timeline.trace.info.vendor == "amd":
-        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
-    return int(pageable_rows(timeline).size)
+    return int(needed(_pageable(timeline)).size)
 
 
 @rank_fact(unit="bytes", needs=("gpu",))
 def pageable_bytes_per_step(timeline: RankTimeline) -> Value:
     """Bytes copied from pageable host memory to the device in the median step."""
-    if timeline.trace.info.vendor == "amd":
-        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
-    sizes = timeline.trace.nbytes[pageable_rows(timeline)]
-    if (sizes < 0).any():
-        return Unknown("the copies carry no size")
-    return int(sizes.sum())
+    sizes = timeline.trace.nbytes[needed(_pageable(timeline))]
+    return Unknown("the copies carry no size") if (sizes < 0).any() else int(sizes.sum())
 
 
 @rank_fact(unit="ms", needs=("gpu",), interval="copy from pageable memory, or idle during its call")
@@ -81,8 +77,12 @@ def pageable_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     Exposed time of the copies themselves, and idle time while the host is inside the call that made one
     (a copy from pageable memory blocks the host until it is staged).
     """
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
-    if timeline.trace.info.vendor == "amd":
-        return Unknown("ROCm traces do not distinguish pinned from pageable memory")
+    needed(in_step(timeline))
+    needed(_pageable(timeline))
     return pageable_stall(timeline)
+
+
+def _pageable(timeline: RankTimeline) -> Rows | Unknown:
+    """The copies from pageable memory to the device in the analysed step."""
+    amd = timeline.trace.info.vendor == "amd"
+    return NOT_TOLD_APART if amd else pageable_rows(timeline)

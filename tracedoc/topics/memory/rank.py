@@ -6,11 +6,11 @@ import numpy as np
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
+from tracedoc.timeline.activity import Activity
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
-from tracedoc.timeline.steps import Window
 from tracedoc.timeline.syncs import is_library, wait_causes
-from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
+from tracedoc.topics.step.rank import idle_of_cause, in_step
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.vocabulary import RuntimeRole
@@ -59,11 +59,9 @@ def exposed_host_copy_ms(timeline: RankTimeline) -> Value:
     The rest of :func:`exposed_copy_ms` is copies within the device, which are memory traffic of operators
     (``aten::copy_``, ``contiguous``, ``cat``) and cross no bus.
     """
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
-    exposed = timeline.activity.exposed_copy.clip(timeline.judged.start_ns, timeline.judged.end_ns)
-    host = exposed & _copies(timeline, timeline.judged, frozenset({"HtoD", "DtoH"}))
-    if exposed - host - _copies(timeline, timeline.judged, frozenset({"DtoD"})):
+    step = needed(in_step(timeline))
+    host = step.exposed_copy & _copies(timeline, step, frozenset({"HtoD", "DtoH"}))
+    if step.exposed_copy - host - _copies(timeline, step, frozenset({"DtoD"})):
         return Unknown("some copies do not name the memories they run between")
     return host.total_ns / 1e6
 
@@ -92,13 +90,10 @@ def bucket_copy_ms(timeline: RankTimeline) -> Value:
 @once
 def _copy_times(timeline: RankTimeline) -> dict[str, int] | Unknown:
     """The exposed time, in ns, of the median step's copies by the operator that asks for them."""
-    window, activity, trace = timeline.judged, timeline.activity, timeline.trace
-    if window is None or activity is None:
-        return NO_STEP
-    rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
+    step, trace = needed(in_step(timeline)), timeline.trace
+    rows = trace.kind_rows_between(Kind.MEMCPY, step.start_ns, step.end_ns)
     rows = rows[trace.device[rows] == timeline.device]
-    exposed = activity.exposed_copy.clip(window.start_ns, window.end_ns)
-    times = exposed.covered_ns(trace.ts_ns[rows], trace.end_ns[rows])
+    times = step.exposed_copy.covered_ns(trace.ts_ns[rows], trace.end_ns[rows])
     rows, times = rows[times > 0], times[times > 0]
     if rows.size == 0:
         return {}
@@ -113,11 +108,11 @@ def _copy_times(timeline: RankTimeline) -> dict[str, int] | Unknown:
     return total
 
 
-def _copies(timeline: RankTimeline, window: Window, directions: frozenset[str]) -> Spans:
-    """The copies of these directions on the analysed device that reach into a window."""
+def _copies(timeline: RankTimeline, step: Activity, directions: frozenset[str]) -> Spans:
+    """The copies of these directions on the analysed device that reach into a step."""
     trace, events = timeline.trace, timeline.events
     mine = (events.kinds == int(Kind.MEMCPY)) & (events.device == timeline.device)
-    mine &= (events.end_ns > window.start_ns) & (events.start_ns < window.end_ns)
+    mine &= (events.end_ns > step.start_ns) & (events.start_ns < step.end_ns)
     rows = events.rows[mine]
     rows = rows[trace.named_among(rows, lambda name: vocabulary.copy_kind(name).direction in directions)]
     return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])

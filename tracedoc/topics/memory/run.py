@@ -16,7 +16,7 @@ from tracedoc.topics.sharding.rank import (
     estimated_parameters,
     largest_unit_frac,
 )
-from tracedoc.values import Unknown, Value, needed, once
+from tracedoc.values import Unknown, Value, needed, needed_number, once
 
 if TYPE_CHECKING:
     from tracedoc.planner.fitting import Fit
@@ -47,10 +47,8 @@ def gathered_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> float 
 
     Two are there already, one in use and one fetched ahead.
     """
-    total, largest = all_units_bytes.of(digest), largest_unit_frac.of(digest)
-    if not isinstance(total, (int, float)) or not isinstance(largest, float):
-        return total if isinstance(total, Unknown) else NOT_SHARDED
-    return max(float(total) * (1.0 - 2.0 * largest), 0.0)
+    total, largest = (needed_number(one.of(digest)) for one in (all_units_bytes, largest_unit_frac))
+    return max(total * (1.0 - 2.0 * largest), 0.0)
 
 
 @digest_fact(

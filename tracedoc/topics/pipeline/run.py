@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from tracedoc.facts.catalog import digest_fact, run_fact
 from tracedoc.ranks.code_places import place_alone
@@ -17,7 +16,7 @@ from tracedoc.topics.communication.run import exposed_transfer, rows_of_kind, ro
 from tracedoc.topics.links.run import leaves_node
 from tracedoc.topics.pipeline.balance import balanced_gain_ns
 from tracedoc.topics.pipeline.stages import Pipeline, pipeline
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed, needed_number
 
 LONGER_AT = ("compute", "host")
 
@@ -29,13 +28,13 @@ NO_PIPELINE = Unknown(
 @run_fact(unit="count", needs=("collectives", "multi_rank"))
 def pipeline_stages(run: RunView) -> Value:
     """Stages of the pipeline, by who sends to whom; what a rank's sends reach is its neighbour."""
-    return _of(run, lambda found: len(found.stages))
+    return len(needed(_pipeline(run)).stages)
 
 
 @run_fact(unit="count", needs=("collectives", "multi_rank"))
 def pipeline_micro_batches(run: RunView) -> Value:
     """Micro-batches that pass through a pipeline in a step, by what neighbouring stages send each other."""
-    return _of(run, lambda found: found.micro_batches)
+    return needed(_pipeline(run)).micro_batches
 
 
 @run_fact(unit="count", needs=("collectives", "multi_rank"))
@@ -45,7 +44,7 @@ def pipeline_chunks(run: RunView) -> Value:
     More than one in an interleaved schedule (virtual stages), by what the last rank sends the first. V-shaped
     schedules, whose last rank holds two neighbouring parts, are taken to have one.
     """
-    return _of(run, lambda found: found.chunks)
+    return needed(_pipeline(run)).chunks
 
 
 @run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
@@ -124,7 +123,8 @@ def stage_imbalance_ms(run: RunView) -> Value:
     fastest. The mean over the steps that all ranks show. CPU runs are not replayed: there it is
     (m - 1) / m of what the slowest stage takes longer than the mean, with m micro-batches.
     """
-    return _mean(balanced_gain_ns(run))
+    gain_ns = balanced_gain_ns(run)
+    return NO_PIPELINE if gain_ns is None else max(float(gain_ns.mean()), 0.0) / 1e6
 
 
 @run_fact(unit="fraction", needs=("collectives", "multi_rank"))
@@ -133,9 +133,7 @@ def pipeline_schedule_bubble_frac(run: RunView) -> Value:
 
     With p equal stages of v chunks and m micro-batches, of GPipe and of 1F1B alike.
     """
-    found = pipeline(run)
-    if found is None:
-        return NO_PIPELINE
+    found = needed(_pipeline(run))
     if found.micro_batches == 0:
         return Unknown("the number of micro-batches is not known")
     stages = len(found.stages)
@@ -145,15 +143,12 @@ def pipeline_schedule_bubble_frac(run: RunView) -> Value:
 @run_fact(unit="ms", needs=("collectives", "multi_rank", pipeline_schedule_bubble_frac))
 def pipeline_schedule_bubble_ms(run: RunView) -> Value:
     """What a rank waits by the schedule (:func:`pipeline_schedule_bubble_frac`) beside the mean passes."""
-    found, share = pipeline(run), pipeline_schedule_bubble_frac(run)
-    if found is None or isinstance(share, Unknown):
-        return share
-    return float(found.stage_ns.mean()) / 1e6 * float(share) / (1.0 - float(share))
+    share, found = needed_number(pipeline_schedule_bubble_frac(run)), needed(_pipeline(run))
+    return float(found.stage_ns.mean()) / 1e6 * share / (1.0 - share)
 
 
-def _of(run: RunView, measure: Callable[[Pipeline], Value]) -> Value:
-    found = pipeline(run)
-    return NO_PIPELINE if found is None else measure(found)
+def _pipeline(run: RunView) -> Pipeline | Unknown:
+    return pipeline(run) or NO_PIPELINE
 
 
 def _by_rank(run: RunView, measure: Callable[[Pipeline, int], Value]) -> dict[str, Value]:
@@ -165,10 +160,6 @@ def _by_rank(run: RunView, measure: Callable[[Pipeline, int], Value]) -> dict[st
         str(digest.rank): measure(found, numbers[place]) if place in numbers else NO_PIPELINE
         for place, digest in enumerate(run.digests)
     }
-
-
-def _mean(gain_ns: npt.NDArray[np.int64] | None) -> Value:
-    return NO_PIPELINE if gain_ns is None else max(float(gain_ns.mean()), 0.0) / 1e6
 
 
 # -- what stages and layers exchange

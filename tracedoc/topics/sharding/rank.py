@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -30,9 +29,9 @@ from tracedoc.timeline.stalls import (
     offload_stall,
     offloads,
 )
-from tracedoc.topics.step.rank import NO_STEP
+from tracedoc.topics.step.rank import NO_STEP, in_step
 from tracedoc.trace.distinct import distinct
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed, needed_number
 
 NOT_SHARDED = Unknown("no parameters are gathered by FSDP or ZeRO-3 in this trace")
 
@@ -47,7 +46,7 @@ THRICE = 2.5
 @rank_fact(unit="text", values=("FSDP1", "FSDP2", "ZeRO-3"))
 def sharding_framework(timeline: RankTimeline) -> Value:
     """What shards the parameters: "FSDP1", "FSDP2" or "ZeRO-3", read from the ranges that it writes."""
-    return NOT_SHARDED if timeline.units is None else timeline.units.units.framework
+    return needed(_units(timeline)).framework
 
 
 @rank_fact(unit="count", needs=("collectives",))
@@ -57,40 +56,28 @@ def fsdp_units(timeline: RankTimeline) -> Value:
     FSDP2 names them. For FSDP1 and ZeRO-3 a unit is a place in the order of the forward pass; ZeRO-3 may
     gather several modules at once, which then are one unit, and never gathers small persistent parameters.
     """
-    return _of_units(timeline, lambda units: len(units.names))
+    return len(needed(_units(timeline)).names)
 
 
 @rank_fact(unit="bytes", needs=("collectives",))
 def median_unit_bytes(timeline: RankTimeline) -> Value:
     """Median gathered size of the units, the root's own parameters left out where the root has a name."""
-
-    def median(units: Units) -> Value:
-        sizes = _inner_sizes(units)
-        return float(np.median(sizes)) if sizes.size else NO_SIZES
-
-    return _of_units(timeline, median)
+    sizes = _inner_sizes(needed(_units(timeline)))
+    return float(np.median(sizes)) if sizes.size else NO_SIZES
 
 
 @rank_fact(unit="fraction", needs=("collectives",))
 def largest_unit_frac(timeline: RankTimeline) -> Value:
     """Share of all gathered bytes (each unit counted once) that the largest unit holds."""
-
-    def largest(units: Units) -> Value:
-        sizes = unit_bytes(units)
-        return NO_SIZES if np.isnan(sizes).any() else float(sizes.max() / max(sizes.sum(), 1.0))
-
-    return _of_units(timeline, largest)
+    sizes = unit_bytes(needed(_units(timeline)))
+    return NO_SIZES if np.isnan(sizes).any() else float(sizes.max() / max(sizes.sum(), 1.0))
 
 
 @rank_fact(unit="bytes", needs=("collectives",))
 def all_units_bytes(timeline: RankTimeline) -> Value:
     """Gathered size of all units, each counted once: what the whole model takes when it is gathered."""
-
-    def total(units: Units) -> Value:
-        sizes = unit_bytes(units)
-        return NO_SIZES if np.isnan(sizes).any() else float(sizes.sum())
-
-    return _of_units(timeline, total)
+    sizes = unit_bytes(needed(_units(timeline)))
+    return NO_SIZES if np.isnan(sizes).any() else float(sizes.sum())
 
 
 @rank_fact(unit="count", needs=("collectives",))
@@ -100,7 +87,7 @@ def fsdp_blocks(timeline: RankTimeline) -> Value:
     With names: distinct names up to the first number (``layers.3``). Without: the units over the shortest
     pattern of sizes that repeats through the forward pass. Where nothing repeats, every unit is a block.
     """
-    return _of_units(timeline, block_count)
+    return block_count(needed(_units(timeline)))
 
 
 @rank_fact(unit="bytes", needs=("collectives",))
@@ -109,44 +96,34 @@ def block_bytes(timeline: RankTimeline) -> Value:
 
     Without names it is the mean.
     """
-
-    def median(units: Units) -> Value:
-        sizes = _inner_sizes(units)
-        if not sizes.size:
-            return NO_SIZES
-        if not units.named:
-            return float(sizes.sum() / block_count(units))
-        totals: Counter[str] = Counter()
-        inner = [name for name in units.names if name != ROOT] or list(units.names)
-        for name, size in zip(inner, sizes.tolist(), strict=True):
-            totals[block_of(name)] += size
-        return float(np.median(list(totals.values())))
-
-    return _of_units(timeline, median)
+    units = needed(_units(timeline))
+    sizes = _inner_sizes(units)
+    if not sizes.size:
+        return NO_SIZES
+    if not units.named:
+        return float(sizes.sum() / block_count(units))
+    totals: Counter[str] = Counter()
+    inner = [name for name in units.names if name != ROOT] or list(units.names)
+    for name, size in zip(inner, sizes.tolist(), strict=True):
+        totals[block_of(name)] += size
+    return float(np.median(list(totals.values())))
 
 
 @rank_fact(unit="text", needs=("collectives",))
 def blocks_in_code(timeline: RankTimeline) -> Value:
     """How the list of blocks is reached from the model: by its name, else as most models call it."""
-
-    def path(units: Units) -> Value:
-        name = _block_list(units)
-        return f"model.{name}" if name else "model.layers"
-
-    return _of_units(timeline, path)
+    name = _block_list(needed(_units(timeline)))
+    return f"model.{name}" if name else "model.layers"
 
 
 @rank_fact(unit="count", needs=("collectives",))
 def prefetch_elements(timeline: RankTimeline) -> Value:
     """Elements of two blocks of median size: what DeepSpeed's prefetch bucket needs to hold."""
-
-    def two_blocks(units: Units) -> Value:
-        elements = unit_elements(units)
-        if np.isnan(elements).any():
-            return NO_SIZES
-        return int(2 * float(np.median(elements)) * max(len(units.names) / max(block_count(units), 1), 1.0))
-
-    return _of_units(timeline, two_blocks)
+    units = needed(_units(timeline))
+    elements = unit_elements(units)
+    if np.isnan(elements).any():
+        return NO_SIZES
+    return int(2 * float(np.median(elements)) * max(len(units.names) / max(block_count(units), 1), 1.0))
 
 
 @rank_fact(unit="count", needs=("collectives",))
@@ -156,36 +133,24 @@ def estimated_parameters(timeline: RankTimeline) -> Value:
     Parameters that ZeRO-3 keeps on every rank are not in it. Unknown where units of mixed types travel as
     bytes.
     """
-
-    def total(units: Units) -> Value:
-        elements = unit_elements(units)
-        return (
-            Unknown("some gathers carry no element count")
-            if np.isnan(elements).any()
-            else int(elements.sum())
-        )
-
-    return _of_units(timeline, total)
+    elements = unit_elements(needed(_units(timeline)))
+    if np.isnan(elements).any():
+        return Unknown("some gathers carry no element count")
+    return int(elements.sum())
 
 
 @rank_fact(unit="ratio", needs=("collectives",))
 def gathers_per_unit(timeline: RankTimeline) -> Value:
     """All-gathers of the median step for each unit and micro-batch: 1 gathered once, 2 again in backward."""
-
-    def ratio(calls: ShardCalls, units: Units) -> Value:
-        return len(calls) / len(units.names) / _micro_batches(calls, units)
-
-    return _of_step(timeline, ratio)
+    calls, units = needed(_gathers_of_step(timeline)), needed(_units(timeline))
+    return len(calls) / len(units.names) / _micro_batches(calls, units)
 
 
 @rank_fact(unit="fraction", needs=("collectives",))
 def regather_frac(timeline: RankTimeline) -> Value:
     """Share of the units that the median step gathers again in its backward pass."""
-
-    def share(calls: ShardCalls, units: Units) -> Value:
-        return float(distinct(calls.unit[calls.phase != FORWARD]).size / len(units.names))
-
-    return _of_step(timeline, share)
+    calls, units = needed(_gathers_of_step(timeline)), needed(_units(timeline))
+    return float(distinct(calls.unit[calls.phase != FORWARD]).size / len(units.names))
 
 
 @rank_fact(unit="bool", needs=("collectives", gathers_per_unit))
@@ -195,8 +160,7 @@ def regathers_for_recompute(timeline: RankTimeline) -> Value:
     Checkpointing that stands outside of FSDP recomputes a block whose parameters were freed again. Judged by
     ``gathers_per_unit`` of 2.5 and more.
     """
-    found = gathers_per_unit(timeline)
-    return found if isinstance(found, Unknown) else float(found) >= THRICE
+    return needed_number(gathers_per_unit(timeline)) >= THRICE
 
 
 @rank_fact(unit="fraction", needs=("collectives", "host_ops"))
@@ -205,37 +169,26 @@ def backward_prefetch_frac(timeline: RankTimeline) -> Value:
 
     Unknown for ZeRO-3, which writes no ranges, and where the backward pass gathers nothing.
     """
-
-    def share(calls: ShardCalls, units: Units) -> Value:
-        if not units.framework.startswith("FSDP"):
-            return Unknown(f"{units.framework} does not say what it fetches ahead")
-        again = calls.phase != FORWARD
-        return float(calls.prefetched[again].mean()) if again.any() else Unknown("nothing is gathered again")
-
-    return _of_step(timeline, share)
+    calls, framework = needed(_gathers_of_step(timeline)), needed(_units(timeline)).framework
+    if not framework.startswith("FSDP"):
+        return Unknown(f"{framework} does not say what it fetches ahead")
+    again = calls.phase != FORWARD
+    return float(calls.prefetched[again].mean()) if again.any() else Unknown("nothing is gathered again")
 
 
-def _of_units(timeline: RankTimeline, measure: Callable[[Units], Value]) -> Value:
-    return NOT_SHARDED if timeline.units is None else measure(timeline.units.units)
+def _units(timeline: RankTimeline) -> Units | Unknown:
+    return NOT_SHARDED if timeline.units is None else timeline.units.units
 
 
-def _of_step(timeline: RankTimeline, measure: Callable[[ShardCalls, Units], Value]) -> Value:
-    """Measure the gathers that the analysed step launched."""
-    if timeline.units is None:
-        return NOT_SHARDED
-    units, mine = timeline.units.units, _judged_gathers(timeline)
-    if mine is None or not mine.any():
+def _gathers_of_step(timeline: RankTimeline) -> ShardCalls | Unknown:
+    """The gathers that the analysed step launched."""
+    gathers = needed(_units(timeline)).gathers
+    if timeline.judged is None:
         return NO_STEP
-    return measure(picked(units.gathers, mine), units)
-
-
-def _judged_gathers(timeline: RankTimeline) -> npt.NDArray[np.bool_] | None:
-    if timeline.units is None or timeline.judged is None:
-        return None
-    steps = timeline.units.units.gathers.step
+    mine = np.asarray(gathers.step == timeline.judged.index)
     if timeline.host.source == "none":
-        return np.ones(steps.size, dtype=bool)
-    return np.asarray(steps == timeline.judged.index)
+        mine = np.ones(len(gathers), dtype=bool)
+    return picked(gathers, mine) if mine.any() else NO_STEP
 
 
 def _micro_batches(calls: ShardCalls, units: Units) -> float:
@@ -273,9 +226,7 @@ def gather_order_changes_frac(timeline: RankTimeline) -> Value:
     Compared are the sizes of all gathers in the order of their launch: another number, or another order.
     Modules of one size that change places cannot be told. Unknown with fewer than three complete steps.
     """
-    if timeline.units is None:
-        return NOT_SHARDED
-    gathers = timeline.units.units.gathers
+    gathers = needed(_units(timeline)).gathers
     steps = [window.index for window in timeline.complete_windows]
     if len(steps) < FEWEST_STEPS:
         return Unknown(f"fewer than {FEWEST_STEPS} complete steps to compare")
@@ -316,8 +267,7 @@ def offloaded_bytes_per_step(timeline: RankTimeline) -> Value:
     0 unless large copies bring 16 MiB or more to the host, or the optimizer runs on the CPU: batches only
     travel to the GPU.
     """
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
+    needed(in_step(timeline))
     rows = large_host_copies(timeline)
     sizes = timeline.trace.nbytes[rows]
     if (sizes < 0).any():
@@ -328,8 +278,7 @@ def offloaded_bytes_per_step(timeline: RankTimeline) -> Value:
 @rank_fact(unit="ms", needs=("gpu", "kernels", "host_ops"))
 def cpu_optimizer_idle_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which the GPU is idle while an optimizer runs that launches no kernels."""
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
+    needed(in_step(timeline))
     return cpu_optimizer_idle(timeline, cpu_optimizer_spans(timeline)).total_ns / 1e6
 
 
@@ -340,6 +289,5 @@ def cpu_optimizer_idle_ms(timeline: RankTimeline) -> Value:
 )
 def offload_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     """What offloading costs the median step: exposed large copies, and idle time under a CPU optimizer."""
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
+    needed(in_step(timeline))
     return offload_stall(timeline)

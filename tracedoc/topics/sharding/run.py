@@ -14,7 +14,7 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NO_TIME
 from tracedoc.timeline.shards.shard_units import FORWARD, Units
-from tracedoc.timeline.shards.times import CallTimes
+from tracedoc.timeline.shards.times import CallTimes, UnitTable
 from tracedoc.topics.sharding.rank import NOT_SHARDED, NOT_TIMED
 from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value, needed
@@ -116,9 +116,13 @@ def _stall_ms(
 
 
 def _parts(run: RunView, digest: RankDigest, step: StepDigest) -> StallParts | Unknown:
-    if digest.units is None:
-        return NOT_SHARDED
+    needed(table_of(digest))
     return stall_parts(run, digest, step) or NOT_TIMED
+
+
+def table_of(digest: RankDigest) -> UnitTable | Unknown:
+    """The units that a rank shards, with the times of their calls."""
+    return digest.units or NOT_SHARDED
 
 
 # -- bandwidth
@@ -159,15 +163,13 @@ def gather_behind_reduce_ms(run: RunView, digest: RankDigest, step: StepDigest) 
     one stream. Of each backward pass at most the time in which nothing is transferred: where the link is
     always busy, another order saves nothing.
     """
-    parts = stall_parts(run, digest, step)
-    if parts is None or digest.units is None or digest.units.gather_times is None:
-        return NOT_SHARDED if digest.units is None else NOT_TIMED
-    table, units = digest.collectives, digest.units.units
+    parts, table = needed(_parts(run, digest, step)), digest.collectives
+    units, times = needed(table_of(digest)).units, needed(table_of(digest)).gather_times
+    if times is None:
+        return NOT_TIMED
     rows = units.gathers.row[parts.call]
     streams, arrived = table.stream, run.arrivals[digest.rank].last_arrival_ns(table)
-    alone = np.maximum(
-        table.end_ns[rows] - arrived[rows] - digest.units.gather_times.beside_ns[parts.call], 0
-    )
+    alone = np.maximum(table.end_ns[rows] - arrived[rows] - times.beside_ns[parts.call], 0)
     behind = np.zeros(rows.size, dtype=np.int64)
     for stream in distinct(streams[rows]).tolist():
         reductions = units.reductions.row[streams[units.reductions.row] == stream]
@@ -190,9 +192,9 @@ def reduce_buffer_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -
     reduces further gradients; waiting for late ranks is left out. Of each pass at most the time in which
     nothing is transferred: where the link is always busy, nothing is saved.
     """
-    if digest.units is None or digest.units.reduction_times is None:
-        return NOT_SHARDED if digest.units is None else NOT_TIMED
-    units, times = digest.units.units, digest.units.reduction_times
+    units, times = needed(table_of(digest)).units, needed(table_of(digest)).reduction_times
+    if times is None:
+        return NOT_TIMED
     chosen = _stalling(times, step)
     ends, reductions, forward = times.stall_end_ns[chosen], _reductions(units, step), _forward(units)
     latest = latest_arrivals(run, digest, units.reductions.row[chosen])

@@ -24,9 +24,10 @@ from tracedoc.topics.sharding.rank import (
     fsdp_units,
     sharding_hook_idle_ms,
 )
+from tracedoc.topics.sharding.run import table_of
 from tracedoc.trace.devices import device_peak
 from tracedoc.trace.vocabulary import dtype_bytes
-from tracedoc.values import Unknown, Value, needed
+from tracedoc.values import Unknown, Value, needed, needed_number
 
 SMALL_ON_CPU = 1 << 20
 """Below this many bytes a transfer between processes of a host is mostly calls and switches of threads."""
@@ -38,10 +39,8 @@ def latency_bound_gathers_frac(run: RunView, digest: RankDigest, step: StepDiges
 
     Latency-bound is as in :func:`latency_bound_frac`; gathers without a size are left out.
     """
-    if digest.units is None:
-        return NOT_SHARDED
+    calls = needed(table_of(digest)).units.gathers
     limit = needed(latency_bound_bytes(run, digest))
-    calls = digest.units.units.gathers
     mine = (calls.step == step.index) & (calls.nbytes > 0)
     small = calls.nbytes[mine] < limit[calls.row[mine]]
     return float(small.mean()) if small.size else Unknown("the gathers carry no sizes")
@@ -54,8 +53,7 @@ def latency_bound_gathers_frac(run: RunView, digest: RankDigest, step: StepDiges
 )
 def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """Exposed time of the median step in gathers and reduce-scatters of units, less known waiting."""
-    if digest.units is None:
-        return NOT_SHARDED
+    needed(table_of(digest))
     return run.exposed_transfer(digest, step, _rows(digest))
 
 
@@ -66,9 +64,7 @@ def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Sp
 )
 def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
     """Exposed time of the median step in gathers of the backward pass, less known waiting."""
-    if digest.units is None:
-        return NOT_SHARDED
-    calls = digest.units.units.gathers
+    calls = needed(table_of(digest)).units.gathers
     return run.exposed_transfer(digest, step, calls.row[calls.phase != FORWARD])
 
 
@@ -127,11 +123,8 @@ def block_gather_estimate_ms(run: RunView, digest: RankDigest, step: StepDigest)
 
     At the bandwidth of :func:`expected_transfer_gbps` for a message of that size; unknown between hosts.
     """
-    size = block_bytes.of(digest)
-    if not isinstance(size, float):
-        return size if isinstance(size, Unknown) else NOT_SHARDED
-    assert digest.units is not None
-    rates = of_curves(run, digest, lambda curve: curve.expected_gbps(size))[digest.units.units.gathers.row]
+    size, gathers = needed_number(block_bytes.of(digest)), needed(table_of(digest)).units.gathers
+    rates = of_curves(run, digest, lambda curve: curve.expected_gbps(size))[gathers.row]
     if not rates.size or np.isnan(rates).any():
         return Unknown("the rate of the link is not known")
     return _ring_factor(run, digest) * size / float(np.median(rates)) / 1e6
@@ -162,10 +155,8 @@ def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
 
 def _merged_share(digest: RankDigest) -> float | Unknown:
     """The share of calls that disappear if each block becomes one unit."""
-    units, blocks = fsdp_units.of(digest), fsdp_blocks.of(digest)
-    if not isinstance(units, int) or not isinstance(blocks, int) or units == 0:
-        return NOT_SHARDED
-    return max(1.0 - blocks / units, 0.0)
+    units, blocks = (needed_number(one.of(digest)) for one in (fsdp_units, fsdp_blocks))
+    return max(1.0 - blocks / units, 0.0) if units else NOT_SHARDED
 
 
 def _ring_gbps(digest: RankDigest) -> float | None:
@@ -205,9 +196,7 @@ def tiny_gathers_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Val
 @digest_fact(unit="bytes", needs=("collectives",))
 def tiny_gathers_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """What a GPU holds more if every unit that :func:`tiny_gathers_per_step` counts stays on every rank."""
-    if digest.units is None:
-        return NOT_SHARDED
-    calls = digest.units.units.gathers
+    calls = needed(table_of(digest)).units.gathers
     tiny = needed(_tiny(digest, calls))
     mine = tiny & (calls.step == step.index)
     units, first = np.unique(calls.unit[mine], return_index=True)
@@ -224,9 +213,8 @@ def tiny_gather_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
 
     Those of :func:`tiny_gathers_per_step`; waiting for late ranks is left out where it is known.
     """
-    if digest.units is None:
-        return NOT_SHARDED
-    calls, times, table = digest.units.units.gathers, digest.units.gather_times, digest.collectives
+    units, table = needed(table_of(digest)), digest.collectives
+    calls, times = units.units.gathers, units.gather_times
     tiny = needed(_tiny(digest, calls))
     latest = latest_arrivals(run, digest, calls.row)
     begins = np.where(latest == NO_TIME, calls.start_ns, np.maximum(latest, calls.start_ns))
@@ -241,9 +229,7 @@ def tiny_gather_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
 def _of_step(
     digest: RankDigest, step: StepDigest, measure: Callable[[npt.NDArray[np.bool_]], Value]
 ) -> Value:
-    if digest.units is None:
-        return NOT_SHARDED
-    calls = digest.units.units.gathers
+    calls = needed(table_of(digest)).units.gathers
     tiny, mine = needed(_tiny(digest, calls)), calls.step == step.index
     return measure(tiny[mine]) if mine.any() else Unknown("the step gathers no parameters")
 
@@ -267,6 +253,4 @@ def gathers_leave_node(run: RunView, digest: RankDigest, step: StepDigest) -> Va
     NVLink spans hosts (GB200, GB300) and boards that differ in it (GH200), for which this is unknown. False
     where a host has one rank of the group only, and where GPUs are joined by PCIe.
     """
-    if digest.units is None:
-        return NOT_SHARDED
-    return leaves_node(run, digest, digest.units.units.gathers.row)
+    return leaves_node(run, digest, needed(table_of(digest)).units.gathers.row)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +19,7 @@ from tracedoc.timeline.steps import HostStep, Window
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole, optimizer_step_class
-from tracedoc.values import Unknown, Value, needed
+from tracedoc.values import Unknown, Value, needed, needed_number, once
 
 NO_STEP = Unknown("no step and no device activity to analyse")
 
@@ -35,15 +34,22 @@ def idle_of_cause(timeline: RankTimeline, cause: str) -> Spans | Unknown:
     return idle_of(timeline, cause)
 
 
+@once
+def in_step(timeline: RankTimeline) -> Activity | Unknown:
+    """What the device did in the analysed step of a rank."""
+    if timeline.judged is None or timeline.activity is None:
+        return NO_STEP
+    return timeline.activity.within(timeline.judged.start_ns, timeline.judged.end_ns)
+
+
+def host_step(timeline: RankTimeline) -> HostStep | Unknown:
+    """The host's side of the analysed step."""
+    return timeline.judged_host_step or NO_STEP
+
+
 def _part(timeline: RankTimeline, part: str) -> Value:
     budget = timeline.judged_budget
     return NO_STEP if budget is None else getattr(budget, part) / 1e6
-
-
-def _in_step(timeline: RankTimeline, spans: Callable[[Activity], Spans]) -> Spans | Unknown:
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
-    return spans(timeline.activity).clip(timeline.judged.start_ns, timeline.judged.end_ns)
 
 
 @rank_fact(unit="ms")
@@ -68,21 +74,20 @@ def compute_ms(timeline: RankTimeline) -> Value:
 @rank_fact(unit="ms", needs=("kernels",), interval="no compute runs")
 def non_compute_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which no compute runs: communication, copies and idle time."""
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
-    return timeline.activity.compute.complement(timeline.judged.start_ns, timeline.judged.end_ns)
+    step = needed(in_step(timeline))
+    return step.compute.complement(step.start_ns, step.end_ns)
 
 
 @rank_fact(unit="ms", needs=("kernels",), interval="communication with no compute beside it")
 def exposed_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which communication runs and no compute does. Copies hide nothing."""
-    return _in_step(timeline, lambda activity: activity.exposed_comm)
+    return needed(in_step(timeline)).exposed_comm
 
 
 @rank_fact(unit="ms", needs=("kernels",), interval="copy with neither compute nor communication beside it")
 def exposed_copy_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Time of the median step in which a copy runs and neither compute nor communication does."""
-    return _in_step(timeline, lambda activity: activity.exposed_copy)
+    return needed(in_step(timeline)).exposed_copy
 
 
 @rank_fact(unit="ms", needs=("kernels",))
@@ -100,19 +105,16 @@ def comm_ms(timeline: RankTimeline) -> Value:
 @rank_fact(unit="fraction", needs=("kernels",))
 def exposed_comm_frac(timeline: RankTimeline) -> Value:
     """Share of the median step in which communication runs and no compute does. Copies hide nothing."""
-    if timeline.judged is None or timeline.activity is None:
-        return NO_STEP
-    start, end = timeline.judged.start_ns, timeline.judged.end_ns
-    if end <= start:
+    step = needed(in_step(timeline))
+    if step.end_ns <= step.start_ns:
         return Unknown("the step takes no time")
-    return timeline.activity.exposed_comm.clip(start, end).total_ns / (end - start)
+    return step.exposed_comm.total_ns / (step.end_ns - step.start_ns)
 
 
 @rank_fact(unit="bool", needs=("kernels", exposed_comm_frac))
 def mostly_communication(timeline: RankTimeline) -> Value:
     """Whether half of the median step or more is communication with no compute beside it."""
-    share = exposed_comm_frac(timeline)
-    return share >= 0.5 if isinstance(share, float) else share
+    return needed_number(exposed_comm_frac(timeline)) >= 0.5
 
 
 @rank_fact(unit="fraction", needs=("kernels", "collectives"))

@@ -216,24 +216,24 @@ class JobSteps(msgspec.Struct, frozen=True, eq=False):
         return np.asarray(np.minimum(more, np.maximum(self.excess_ns - self.gc_cost_ns, 0.0)))
 
 
+@once
 def job_steps(run: RunView) -> JobSteps | Unknown:
     """The steps of the job; Unknown without logs, or where ranks share too few steps.
 
     The median of the ranks; where these do not meet in every step, those of the rank whose steps differ
     least: the others wait for it when they meet.
     """
-    ranks = _logged(run)
-    if isinstance(ranks, Unknown):
-        return ranks
+    ranks = needed(_logged(run))
     numbers = ranks[0].number
     for other in ranks[1:]:
         numbers = intersection(numbers, other.number)
     if numbers.size < STEPS_FOR_OUTLIERS:
         return Unknown(f"the logs of the ranks share {numbers.size} steps, fewer than {STEPS_FOR_OUTLIERS}")
     places = [np.searchsorted(steps.number, numbers) for steps in ranks]
-    lengths = np.stack([steps.length_ns[place] for steps, place in zip(ranks, places, strict=True)])
-    paused = np.stack([steps.paused_ns[place] for steps, place in zip(ranks, places, strict=True)])
-    waited = np.stack([steps.waited_ns[place] for steps, place in zip(ranks, places, strict=True)])
+    lengths, paused, waited = (
+        np.stack([getattr(steps, name)[place] for steps, place in zip(ranks, places, strict=True)])
+        for name in ("length_ns", "paused_ns", "waited_ns")
+    )
     length = np.median(lengths, axis=0).astype(np.int64)
     if meet_rarely(run.digests):
         length = lengths[int(lengths.std(axis=1).argmin())]

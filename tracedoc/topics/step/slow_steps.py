@@ -20,7 +20,7 @@ from tracedoc.topics.step.run import (
     job_steps,
     lasting,
 )
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 PATTERNS = ("none", "irregular", "regular", "from one step on")
 """When steps are slow."""
@@ -73,9 +73,7 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
 
     Garbage collections, and longer waits than usual for free cores, are left out of all lengths.
     """
-    steps = job_steps(run)
-    if isinstance(steps, Unknown):
-        return steps
+    steps = needed(job_steps(run))
     length = steps.length_ns - steps.gc_cost_ns - steps.core_wait_cost_ns
     # Where threads wait for cores in each step, any step may take several times as long.
     waited = core_wait_share(run)
@@ -240,61 +238,49 @@ def slow_steps_pattern(run: RunView) -> Value:
     takes longer. Neither needs steps of 1.5 times the median; "irregular" are such outliers without an order,
     "none" where there are no outliers either.
     """
-    found = slow_steps(run)
-    return found if isinstance(found, Unknown) else found.pattern
+    return needed(slow_steps(run)).pattern
 
 
 @run_fact(unit="ms")
 def slow_steps_cost_ms(run: RunView) -> Value:
     """Time a step that slow steps cost (:func:`slow_steps_pattern`), as the mean over all logged steps."""
-    found = slow_steps(run)
-    return found if isinstance(found, Unknown) else found.cost_ns / 1e6
+    return needed(slow_steps(run)).cost_ns / 1e6
 
 
 @run_fact(unit="ms")
 def slow_steps_excess_ms(run: RunView) -> Value:
     """How much longer a slow step (:func:`slow_steps_pattern`) takes: the difference of the medians."""
-    found = slow_steps(run)
-    return found if isinstance(found, Unknown) else found.excess_ns / 1e6
+    return needed(slow_steps(run)).excess_ns / 1e6
 
 
 @run_fact(unit="ms")
 def slow_steps_usual_ms(run: RunView) -> Value:
     """Median length of the logged steps that are not slow (:func:`slow_steps_pattern`)."""
-    found = slow_steps(run)
-    return found if isinstance(found, Unknown) else found.usual_ns / 1e6
+    return needed(slow_steps(run)).usual_ns / 1e6
 
 
 @run_fact(unit="count")
 def slow_steps_start(run: RunView) -> Value:
     """The first slow step of the log (:func:`slow_steps_pattern`); of irregular ones the longest."""
-    found = _found(run)
-    return found if isinstance(found, Unknown) else found.start
+    return needed(_found(run)).start
 
 
 @run_fact(unit="count")
 def slow_steps_period(run: RunView) -> Value:
     """Every how many steps a slow one comes (:func:`slow_steps_pattern`), where they are regular."""
-    found = _found(run)
-    if isinstance(found, Unknown):
-        return found
-    return found.period or Unknown("slow steps do not come at equal distances")
+    return needed(_found(run)).period or Unknown("slow steps do not come at equal distances")
 
 
 @run_fact(unit="count")
 def slow_steps_lasting(run: RunView) -> Value:
     """How many steps are slow each time, where what comes at equal distances makes more than one slow."""
-    found = _found(run)
-    if isinstance(found, Unknown):
-        return found
-    return found.lasts if found.lasts > 1 else Unknown("slow steps come one at a time")
+    lasts = needed(_found(run)).lasts
+    return lasts if lasts > 1 else Unknown("slow steps come one at a time")
 
 
 def _found(run: RunView) -> SlowSteps | Unknown:
-    found = slow_steps(run)
-    if isinstance(found, SlowSteps) and found.pattern == "none":
-        return Unknown("no logged step is slow")
-    return found
+    found = needed(slow_steps(run))
+    return Unknown("no logged step is slow") if found.pattern == "none" else found
 
 
 def _captured_lengths(run: RunView) -> dict[int, float]:

@@ -13,7 +13,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.topics.step.long_steps import period_of
 from tracedoc.topics.straggler.late_ranks import Straggler, noticeable_ns, stragglers
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value, needed
+from tracedoc.values import Unknown, Value, needed, needed_number
 
 MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
@@ -102,17 +102,15 @@ def straggler_main_share_frac(run: RunView) -> Value:
 )
 def straggler_pattern(run: RunView) -> Value:
     """Whether "one rank" causes nearly all waiting for late ranks (nine tenths), or "several ranks"."""
-    share = needed(straggler_main_share_frac(run))
-    return "one rank" if isinstance(share, float) and share >= MAINLY else "several ranks"
+    return "one rank" if needed_number(straggler_main_share_frac(run)) >= MAINLY else "several ranks"
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank", straggler_pattern))
 def straggler_main_rank(run: RunView) -> Value:
     """The rank that causes nearly all waiting for late ranks, nine tenths over all steps."""
-    pattern = straggler_pattern(run)
-    if pattern == "one rank":
+    if needed(straggler_pattern(run)) == "one rank":
         return str(stragglers(run)[0].rank)
-    return pattern if isinstance(pattern, Unknown) else Unknown("several ranks are late")
+    return Unknown("several ranks are late")
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
