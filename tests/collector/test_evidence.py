@@ -110,7 +110,8 @@ def test_every_step_is_in_the_log(ddp: Path) -> None:
 
 def test_counters_grow_over_the_window(ddp: Path) -> None:
     counters = facts_of(ddp, 0)["window"]["counters"]
-    assert counters["process.user_us"] > 0
+    # The kernel divides a short window between the two by the ticks that fell into it.
+    assert counters.get("process.user_us", 0) + counters.get("process.system_us", 0) > 0
     if Path("/proc/thread-self/schedstat").exists():
         thread = facts_of(ddp, 0)["window"]["training_thread"]
         assert thread["steps"] >= 1
