@@ -50,7 +50,7 @@ WORDS = {
     "optimizer": CauseWords("not launched yet: the optimizer", "is in the optimizer"),
     "dispatch": CauseWords("not launched yet: operators", "is inside an operator"),
     "python": CauseWords("not launched yet: Python", "runs Python between operators"),
-    "dependency": CauseWords("work is queued, nothing runs", "is ahead of the GPU"),
+    "dependency": CauseWords("between launched kernels", "is ahead of the GPU"),
     "unknown": CauseWords(
         "cause unknown",
         "not visible in the trace",

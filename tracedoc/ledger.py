@@ -34,7 +34,7 @@ CAUSE_WORDS: dict[str, str] = {
     "order.reductions": "late reductions of gradients",
     "order.every_micro_batch": "reductions of gradients in every micro-batch",
     "order.extra": "barriers and messages that training does not need",
-    "order.messages": "poorly sized messages",
+    "order.messages": "messages too small, or too large to overlap",
     "link.slow": "a link below what it should give",
     "link.latency": "latency of messages",
     TRANSFER: "exposed communication",

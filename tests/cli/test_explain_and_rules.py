@@ -80,8 +80,8 @@ PRINTED = (
     "ideal step", "hidden by", "unexplained", "jitter", "gain", "saves", "risk", "plan", "limit", "finding",
     "budget", "critical", "warning", "note", "preview", "confidence", "steps analysed", "MFU", "lasts",
     "exposed", "overlap", "part of another finding", "not applicable", "not judged", "passed", "found",
-    "what costs the step", "launch lag", "compute beside", "stall", "unit", "share", "alone", "last",
-    "critical path", "today's step", "in turn", "only after those above", "together", "costs", "HFU",
+    "what costs the step", "launched", "compute to hide behind", "stall", "unit", "share", "alone", "last",
+    "critical path", "today's step", "hidden by those above today", "together", "costs", "HFU",
     "mean step", "smaller causes", "no effect", "slower", "not decided",
 )  # fmt: skip
 
@@ -96,7 +96,7 @@ def test_words_that_are_printed_or_typed_are_explained(word: str):
 def test_the_names_of_causes_and_the_usual_names_of_rules_are_explained():
     titles = {rule.title.partition(": ")[0] for rule in load_rules(())}
     assert all(meanings_of(name) for name in {*CAUSE_WORDS.values(), *titles})
-    assert meanings_of("poorly sized messages").keys() == {"cause"}
+    assert meanings_of("latency of messages").keys() == {"cause"}
     assert meanings_of("slow step").keys() == {"rule"}
 
 

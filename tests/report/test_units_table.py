@@ -35,7 +35,7 @@ def test_page_has_a_row_for_each_unit_and_leaves_unknown_cells_empty() -> None:
     page = render_html(build_view(with_units(ROW, replace(ROW, name="layers.<1>", stall_ms=None))))
     (first, second) = re.findall(r'<tr><th scope="row">layers.*?</tr>', page)
     assert re.findall(r">([^<>]+)</td>", first) == [
-        "forward", "256 MiB", "1", "-30 ms", "2.5 ms", "0.5 ms", "2 ms", "8 ms", "1.5 ms", "0",
+        "forward", "256 MiB", "1", "30 ms ahead", "2.5 ms", "0.5 ms", "2 ms", "8 ms", "1.5 ms", "0",
     ]  # fmt: skip
     assert "layers.&lt;1&gt;" in second
 
@@ -54,8 +54,9 @@ def test_terminal_shows_the_units_that_stall_most_beside_a_finding_about_shardin
         "forward",
         "256",
         "MiB",
-        "-30",
+        "30",
         "ms",
+        "ahead",
         "2.5",
         "ms",
         "2",

@@ -127,7 +127,7 @@ def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() 
     _, late, hidden, *_ = waterfall(sharded()).lines
     assert (late.key, late.number, late.note) == ("critical", 1, "rank 5; cudaMalloc in backward")
     assert (hidden.key, hidden.number) == ("untold", 0)
-    assert hidden.note == "only after those above"
+    assert hidden.note == "hidden by those above today"
 
 
 def test_the_mean_step_is_told_from_an_analysed_one_of_another_length() -> None:

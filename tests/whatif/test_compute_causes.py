@@ -87,9 +87,9 @@ def test_a_fused_loss_takes_half(tmp_path: Path) -> None:
 
 
 def test_part_of_the_products_in_fp32(tmp_path: Path) -> None:
-    """H100: 67 against 989 TFLOPS; of 20 ms in fp32 stay 1.4, and the 80 ms in bf16 stay."""
+    """In 16 bits, three times as fast, a third of 20 ms in fp32 stays, give or take; the 80 ms in bf16 stay."""
     ledger = ledger_of(tmp_path, drawn((PRODUCT, 80.0), ("ampere_sgemm_128x128_tn", 20.0)))
-    assert one_of(ledger, "compute.fp32").alone_ms[1] == pytest.approx(20 * (1 - 67 / 989), abs=0.05)
+    assert one_of(ledger, "compute.fp32").alone_ms == pytest.approx((10.0, 13.33, 16.67), abs=0.05)
 
 
 def test_a_product_that_fits_no_tile_runs_at_the_usual_rate(tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_what_kernels_reach_of_the_device(tmp_path: Path) -> None:
 
 
 def test_the_first_line_says_what_compute_is_lost_to(tmp_path: Path) -> None:
-    """H100: of 100 ms of compute 20 in fp32 lose 18.6, and a chain of 4 x 6 ms loses 9."""
+    """H100: of 100 ms of compute 20 in fp32 lose 13.3, and a chain of 4 x 6 ms loses 9."""
     plain = ("ampere_sgemm_128x128_tn", 20.0)
     ledger_of(tmp_path, drawn((PRODUCT, 30.0), plain, *[(ADD, 6.0)] * 4, (PRODUCT, 26.0)))
     diagnosis = tracedoc.diagnose(tmp_path)
     assert diagnosis.summary.startswith(
-        "Compute-bound (100 ms of the 101 ms step, communication is hidden): 19 % of the compute is lost to "
+        "Compute-bound (100 ms of the 101 ms step, communication is hidden): 13 % of the compute is lost to "
         "matrix products outside the tensor cores, 9 % to chains of unfused kernels. "
     )
     assert "Tensor cores" not in diagnosis.summary.partition(". ")[2]
@@ -205,8 +205,8 @@ def test_padding_takes_a_share_of_both_passes(tmp_path: Path) -> None:
     assert (told.severity, told.gain.size_ms) == ("warning", pytest.approx(35.6, abs=0.2))
 
 
-def test_products_outside_the_tensor_cores_cost_what_the_peaks_say(tmp_path: Path) -> None:
-    """H100: 67 against 989 TFLOPS; of 100 ms in fp32 stay 6.8."""
+def test_products_outside_the_tensor_cores_are_at_most_three_times_as_fast_on_them(tmp_path: Path) -> None:
+    """H100: 67 against 989 TFLOPS; of 100 ms in fp32 a third stays, what reading and writing take."""
 
     def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
         builder.kernel("ampere_sgemm_128x128_tn", start, start + 100, launch_ms=start - 0.01)
@@ -214,4 +214,4 @@ def test_products_outside_the_tensor_cores_cost_what_the_peaks_say(tmp_path: Pat
         return start + 100.0
 
     plain = one_of(ledger_of(tmp_path, draw), "compute.fp32")
-    assert plain.share_ms == pytest.approx(100 * (1 - 67 / 989), abs=1.0)
+    assert plain.share_ms == pytest.approx(100 * 2 / 3, abs=1.0)

@@ -48,6 +48,9 @@ from tracedoc.values import Unknown, Value
 from tracedoc.whatif.path_in_picture import path_in_picture
 from tracedoc.whatif.predictions import run_replay
 
+FEW_STEPS = 3
+"""With fewer captured steps than that nothing is said of a whole day."""
+
 _UNIX_TIME_NS = (10**18, 5 * 10**18)
 """Nanoseconds that are taken for a time since 1970: September 2001 to June 2128."""
 
@@ -88,7 +91,7 @@ def compose(
         "The measurements stand below.",
     )
     return Diagnosis(
-        summary=_with_capture(summary, _failure(limits, run), info),
+        summary=_with_capture(summary, _failure(limits, run), info, run),
         run=replace(
             info,
             samples_per_s=_rate(measurements, samples_per_step, ledger),
@@ -156,15 +159,18 @@ def _failure(limits: tuple[Limit, ...], run: RunView) -> str:
     return f"The job failed: {words}. " if words else ""
 
 
-def _with_capture(summary: str, failure: str, info: RunInfo) -> str:
+def _with_capture(summary: str, failure: str, info: RunInfo, run: RunView) -> str:
     """The answer behind what is wrong with the capture: it failed, lacks ranks, or has a single step."""
+    # Where no rank shows a whole step, the answer itself says so.
+    partial = info.steps_judged == 0 and any(digest.complete_steps for digest in run.digests)
     if failure:
         return failure + summary
     seen = len(info.ranks_seen)
     ranks = f"{seen} of {info.world_size} ranks" if info.world_size and seen < info.world_size else ""
-    step = "one step" if info.steps_judged == 1 else ""
+    step = "one step" if info.steps_judged == 1 or partial else ""
     words = " and ".join(filter(None, (ranks, step)))
-    return f"{words[0].upper()}{words[1:]} captured; {lowered(summary)}" if words else summary
+    whole = ", not whole on every rank" if partial else ""
+    return f"{words[0].upper()}{words[1:]} captured{whole}; {lowered(summary)}" if words else summary
 
 
 def run_info(measurements: Measurements, cycle: int | None, cycles: tuple[int, ...]) -> RunInfo:
@@ -208,7 +214,7 @@ def _given_back(plan: Sequence[PlanStep], findings: Sequence[Finding], info: Run
     steps = [(plan[-1].replay_of_step_ms, plan[-1].step_ms)] if plan else []
     fixes = fitting_first(findings[0].fixes, info) if findings else ()
     steps += [(one.before_ms, one.step_ms) for fix in fixes if (one := fix.predicted)][:1]
-    if info.world_size is None or info.device == "CPU":
+    if info.world_size is None or info.device == "CPU" or info.steps_judged < FEW_STEPS:
         return None
     saved = [
         tuple(max(24.0 * info.world_size * (1 - after / before), 0.0) for after in reversed(after_ms))

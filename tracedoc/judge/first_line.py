@@ -9,8 +9,7 @@ from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import change_of_batch, changes_training, fitting_first, saves_nothing
-from tracedoc.judge.ledgered import warm_up_frac
-from tracedoc.judge.severity import INHERENT
+from tracedoc.judge.severity import INHERENT, warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
     cost_words,
@@ -152,7 +151,7 @@ def _cause(measurements: Measurements, finding: Finding, step: float, before: Fi
     elif costs and before is None:
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
     if costs and before is None and finding.together_ms is not None:
-        costs += f", {format_ms(finding.together_ms)} together with {finding.overlaps}"
+        costs += f", {format_ms(finding.together_ms)} together with {finding.overlaps}, which it hides"
     elif costs and before is not None and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + (f" ({costs})" if costs else "")

@@ -10,20 +10,28 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import AWAITED, BETWEEN_RANKS, Judgement, plain_finding
-from tracedoc.judge.overlaps import DELAYING, alone_ms_of, is_mostly_shared, same_time, with_overlap
+from tracedoc.judge.overlaps import (
+    DELAYING,
+    alone_ms_of,
+    is_mostly_shared,
+    same_time,
+    saved_after,
+    with_overlap,
+)
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.severity import (
     COVERED,
     INHERENT,
     TOO_SMALL,
+    WARM_UP,
     WARNING_SHARE,
     WORTH_DOUBLING,
     severity_by_ledger,
+    warm_up_frac,
 )
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import SHARED_ABOVE, UNSPLIT, WORTH, Ledger, LedgerCause, Range
 from tracedoc.predicted import as_runs_differ
-from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.topics.step.run import own_frac
 from tracedoc.units import format_ms, format_percent
@@ -32,12 +40,6 @@ from tracedoc.whatif.ledger import play_together
 
 ALIKE = 0.5
 """A cause without a known fix comes after one that has one, where that costs at least this share of it."""
-
-WARM_UP = ("host.first_calls", "host.compile")
-"""Causes that a job pays once."""
-
-MOSTLY_WARM_UP = 0.5
-"""Of a step that is warm-up for more than this share nothing else is told: later ones are not like it."""
 
 WITHIN = ("link.slow",)
 """Causes that a rule about their whole family does not tell, though they bound its gain: they have a mend of
@@ -109,18 +111,6 @@ def _named(names: Sequence[str], ledger: Ledger, but: Sequence[str] = WITHIN) ->
 def causes_of(rule: Rule, ledger: Ledger) -> tuple[LedgerCause, ...]:
     """The entries of the ledger that a rule names, in whole or in part."""
     return _named((*rule.cause, *rule.part_of), ledger)
-
-
-def warm_up_frac(ledger: Ledger | None, measurements: Measurements) -> float:
-    """The share of the step in which code is loaded or compiled, where that is most of it; else 0.
-
-    It is 0 for a job that compiles again in step after step: that is no warm-up.
-    """
-    again = measurements.value(recompiling_steps)
-    if ledger is None or not ledger.step_ms or (isinstance(again, int) and again > 1):
-        return 0.0
-    share = sum(one.share_ms for one in ledger.causes if one.id in WARM_UP) / ledger.step_ms
-    return share if share > MOSTLY_WARM_UP else 0.0
 
 
 def _beyond(rule: Rule) -> bool:
@@ -225,18 +215,26 @@ def concluded(
     unseen += AWAITED if any(one.id == UNSPLIT for one in ledger.causes) else ()
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     along: dict[str, list[LedgerCause]] = {}
+    untold: list[LedgerCause] = []
     for cause in _in_order(ledger):
         unsettled = warm_up or (cause.id.partition(".")[0] in unseen and cause.id != UNSPLIT)
-        # What saves little alone is told where its share makes it a warning.
+        if cause.id in known or unsettled:
+            continue
+        # What saves little alone is told where its share makes it a warning, or what it costs after others.
         least = WORTH if cause.alone_ms[1] >= WORTH * ledger.step_ms else WARNING_SHARE
-        if cause.share_ms >= least * ledger.step_ms and cause.id not in known and not unsettled:
-            if same := same_time(cause, ledger, claimed.told):
-                claimed.told[cause.id] = same
-                along.setdefault(same[0], []).append(cause)
-                continue
-            claimed.told[cause.id] = [cause.id]
-            plain = plain_finding(cause, ledger, measurements, judgement)
-            priced.append(_Priced(plain, (cause,), cause.share_ms, unknown=not plain.fixes))
+        if cause.share_ms < least * ledger.step_ms:
+            untold.append(cause)
+        elif same := same_time(cause, ledger, claimed.told):
+            claimed.told[cause.id] = same
+            along.setdefault(same[0], []).append(cause)
+        else:
+            priced.append(_told_plainly(cause, claimed, ledger, measurements, judgement))
+    after_others = saved_after([*claimed.told], untold, measurements)
+    priced += [
+        _told_plainly(cause, claimed, ledger, measurements, judgement)
+        for cause, ms in zip(untold, after_others, strict=True)
+        if ms >= WARNING_SHARE * ledger.step_ms
+    ]
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
     priced = [_with_same_time(one, along.get(one.finding.rule_id, []), measurements) for one in priced]
@@ -247,6 +245,15 @@ def concluded(
     findings = tuple(_in_place(one.finding, dropped, judgement.rules) for one in priced)
     told = replace(judgement, findings=findings, verdicts=verdicts)
     return _as_runs_differ(told, ledger, measurements), replace(ledger, causes=causes)
+
+
+def _told_plainly(
+    cause: LedgerCause, claimed: _Claimed, ledger: Ledger, measurements: Measurements, judgement: Judgement
+) -> _Priced:
+    """A cause that no rule tells, as a finding of its own."""
+    claimed.told[cause.id] = [cause.id]
+    plain = plain_finding(cause, ledger, measurements, judgement)
+    return _Priced(plain, (cause,), cause.share_ms, unknown=not plain.fixes)
 
 
 def _as_runs_differ(judgement: Judgement, ledger: Ledger, measurements: Measurements) -> Judgement:
@@ -401,9 +408,7 @@ def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements
     (worst,) = finding.ranks
     worst_of_all = f"every rank; rank {worst} is the worst"
     says = before_full_stop(finding.says, worst_of_all) if finding.says else worst_of_all
-    message = before_full_stop(
-        finding.message, "the worst: every rank has the cause, and the others wait meanwhile"
-    )
+    message = before_full_stop(finding.message, "the other ranks have the cause as well")
     return replace(finding, ranks=measurements.ranks, says=says, message=message)
 
 

@@ -8,6 +8,7 @@ from tracedoc.diagnosis import SEVERITIES
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.rule import Rule
 from tracedoc.ledger import WORTH, Ledger, LedgerCause, Range
+from tracedoc.topics.host.rank import recompiling_steps
 
 CRITICAL_SHARE = 0.15
 WARNING_SHARE = 0.05
@@ -34,6 +35,12 @@ it is told as a note then, beside what costs the step."""
 WORTH_DOUBLING = 0.075
 """A small batch is told where twice of it surely saves this share of the step, of which 15 % is then the same
 for any batch: with less, larger ones have it as well."""
+
+WARM_UP = ("host.first_calls", "host.compile")
+"""Causes that a job pays once."""
+
+MOSTLY_WARM_UP = 0.5
+"""Of a step that is warm-up for more than this share nothing else is told: later ones are not like it."""
 
 _WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
 
@@ -88,3 +95,15 @@ def _leads_pair(cause: LedgerCause, ledger: Ledger) -> bool:
         and (one.alone_ms[1], one.share_ms) <= (cause.alone_ms[1], cause.share_ms)
         for one in ledger.causes
     )
+
+
+def warm_up_frac(ledger: Ledger | None, measurements: Measurements) -> float:
+    """The share of the step in which code is loaded or compiled, where that is most of it; else 0.
+
+    It is 0 for a job that compiles again in step after step: that is no warm-up.
+    """
+    again = measurements.value(recompiling_steps)
+    if ledger is None or not ledger.step_ms or (isinstance(again, int) and again > 1):
+        return 0.0
+    share = sum(one.share_ms for one in ledger.causes if one.id in WARM_UP) / ledger.step_ms
+    return share if share > MOSTLY_WARM_UP else 0.0

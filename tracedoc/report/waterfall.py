@@ -101,7 +101,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
 def _behind(row: LedgerRow, cause: LedgerCause, finding: Finding | None) -> str:
     """That mending a row saves little before those above it, where they hide it."""
     alone_ms = cause.alone_ms[1] if finding is None else finding.alone_ms
-    return "only after those above" if alone_ms is not None and is_hidden(row.saves_ms, alone_ms) else ""
+    return "hidden by those above today" if alone_ms is not None and is_hidden(row.saves_ms, alone_ms) else ""
 
 
 def _numbers(findings: Sequence[Finding]) -> dict[str, int]:
@@ -127,7 +127,7 @@ def cause_note(cause: LedgerCause, finding: Finding | None = None, ranks: int = 
     """On which of so many ranks and where a cause, or the ``finding`` that tells it, is seen."""
     parts = []
     if cause.ranks and cause.id.startswith(LATE) and ranks == len(finding.ranks if finding else cause.ranks):
-        parts.append("in turn")
+        parts.append("one rank after another")
     elif cause.ranks:
         parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
     if cause.place:

@@ -117,15 +117,16 @@ def cost_text(
     saves_more = fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * finding.told_ms
     if finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
         overlaps = {1: "others", 2: "finding 1"}.get(number, f"findings 1-{number - 1}")
-        costs += f" after {overlaps}"
-        if fix is None or not fix.helps:
-            costs += f", {saved_words(finding.alone_ms)} alone"
+        hides = "is mended, which hides" if number == 2 else "are mended, which hide"
+        costs += f" once {overlaps} {hides} it today"
+        if finding.alone_ms > 0 and (fix is None or not fix.helps):
+            costs += f"; alone it saves {format_ms(finding.alone_ms)}"
     elif finding.together_ms is not None and overlaps:
-        costs += f", {format_ms(finding.together_ms)} together with {overlaps}"
+        costs += f", {format_ms(finding.together_ms)} together with {overlaps}, which it hides"
     if fix is None or not saves_more:
         return costs
     saved = format_ms(fix.gain_ms[1])
-    return f"{costs}; its fix saves {saved}, some of it time of {overlaps or 'other causes'}"
+    return f"{costs}; its fix saves {saved}, part of it counted in {overlaps or 'other causes'}"
 
 
 def is_told_by_cost(finding: Finding) -> bool:

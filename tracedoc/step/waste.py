@@ -41,6 +41,9 @@ _LOSS = frozenset(
 )
 """Operators of a cross entropy, and of its backward pass."""
 
+HALF_PRECISION = 3.0
+"""Matrix products in 16 bits are at most so many times as fast as in fp32: they still read and write."""
+
 LOSS_AGAIN = 1 / 2
 """Of a cross entropy, what a fused one saves. Log-softmax reads and writes the logits; the backward pass
 writes rows of zeros, reads two tensors and writes the gradient: six times. Fused it is three times."""
@@ -238,7 +241,7 @@ def launched_within(trace: Trace, parts: HostParts, calls: Rows) -> Mask:
 
 
 def _plain(timeline: RankTimeline, device: Lined, kernels: Mask) -> npt.NDArray[np.float64]:
-    """The share of fp32 products off the tensor cores that these would save, at the least.
+    """The share of fp32 products off the tensor cores that these would likely save.
 
     Products with a vector read each number once, and tensor cores would not help.
     """
@@ -249,7 +252,8 @@ def _plain(timeline: RankTimeline, device: Lined, kernels: Mask) -> npt.NDArray[
     plain = np.zeros(len(timeline.trace.names) + 1, dtype=bool)
     for name_id, category in categories.items():
         plain[name_id] = category in MATRIX and is_plain(timeline.trace.names[name_id])
-    return np.where(kernels & plain[timeline.trace.name[device.rows]], 1.0 - 1.0 / ratio, 0.0)
+    saved = 1.0 - 1.0 / min(ratio, HALF_PRECISION)
+    return np.where(kernels & plain[timeline.trace.name[device.rows]], saved, 0.0)
 
 
 def is_plain(name: str) -> bool:

@@ -418,7 +418,7 @@ def _judge(timeline: RankTimeline) -> RankTimeline:
                     "no-complete-step",
                     timeline.trace.info.source,
                     what,
-                    "the longest part is analysed as a step, with low confidence",
+                    "the longest part is analysed as a step",
                 ),
             )
     activity = timeline.activity

@@ -142,20 +142,20 @@ def host_tables(host: HostDetail | None) -> tuple[Table, ...]:
 def unit_table(rows: Sequence[UnitRow]) -> Table | None:
     """Return the sharded units, each in its passes; ``None`` without any."""
     caption = (
-        "Medians over the complete steps of the rank that stands for the run. Launch lag counts from the end "
-        "of the compute before (negative: in time); compute beside is what the transfer can hide behind; "
-        "stall is idle time of the compute stream that the gather ended"
+        "Medians over the complete steps of the rank that stands for the run. Launched is how long ahead of "
+        "the end of the compute before, or how late; compute to hide behind is what the transfer can hide "
+        "behind; stall is idle time of the compute stream that the gather ended"
     )
     columns: list[Column[UnitRow]] = [
         ("Unit", False, lambda row: one_line(row.name)),
         ("Pass", False, lambda row: one_line(row.phase)),
         ("Size", True, lambda row: "" if row.nbytes is None else format_bytes(row.nbytes)),
         ("Gathers", True, lambda row: format_quantity(row.gathers_per_step, "count")),
-        ("Launch lag", True, lambda row: _ms(row.launch_lag_ms)),
+        ("Launched", True, lambda row: _ahead(row.launch_lag_ms)),
         ("Gather", True, lambda row: _ms(row.gather_ms)),
         ("Wait", True, lambda row: _ms(row.wait_ms)),
         ("Transfer", True, lambda row: _ms(row.transfer_ms)),
-        ("Compute beside", True, lambda row: _ms(row.compute_beside_ms)),
+        ("Compute to hide behind", True, lambda row: _ms(row.compute_beside_ms)),
         ("Stall", True, lambda row: _ms(row.stall_ms)),
         ("Units ahead", True, lambda row: "" if row.units_ahead is None else str(row.units_ahead)),
         ("Reduction", True, lambda row: _ms(row.reduction_ms)),
@@ -224,6 +224,11 @@ def _table(caption: str, columns: Iterable[Column[Row]], rows: Sequence[Row]) ->
 
 def _ms(value: float | None) -> str:
     return "" if value is None else format_ms(value)
+
+
+def _ahead(lag_ms: float | None) -> str:
+    """When something was launched in words: ``81 ms ahead``, ``2 ms late``."""
+    return "" if lag_ms is None else f"{format_ms(abs(lag_ms))} {'late' if lag_ms > 0 else 'ahead'}"
 
 
 def _gbps(value: float | None) -> str:

@@ -14,6 +14,7 @@ from tracedoc.step.kernels.times import judged_kernels, kernel_times
 from tracedoc.step.program import Waste
 from tracedoc.step.waste import (
     ATTENTION_OPERATORS,
+    HALF_PRECISION,
     HostParts,
     attention_parts,
     is_plain,
@@ -93,7 +94,7 @@ def half_precision_speedup(timeline: RankTimeline) -> Value:
     These are then three times as fast, which reading and writing leave of larger ratios, and no faster than
     the device surely is; those on tensor cores stay.
     """
-    return _speedup_of_all(timeline, 3.0, 1.0)
+    return _speedup_of_all(timeline, HALF_PRECISION, 1.0)
 
 
 @rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))

@@ -21,6 +21,10 @@ from tracedoc.values import Unknown, Value
 MOST_WORKERS = 8
 """So many workers of a rank are suggested at most."""
 
+SPARE = 2.0
+"""Workers for a thread's loader make batches so many times as fast as the step of today takes them: some take
+longer than others, and mended steps are shorter."""
+
 LEAST_BUSY = 1 / MOST_WORKERS
 """Of a thread that is busy less, more than the most workers would be suggested."""
 
@@ -49,10 +53,11 @@ def suggested_loader_workers(run: RunView) -> dict[str, int]:
     """Workers that make batches as fast as training takes them, at most as many as a rank has cores for.
 
     A batch takes as long as the training thread is in its loader (:func:`loading_ms`), or as workers take
-    from one to the next where training waits for them; this / the step without waiting, rounded up. A rank
-    has its share of the cores that it may use, less one for training itself; ranks of a host that name the
-    same cores share them evenly. Samples that the training thread makes while it sleeps most of the time
-    (``training_thread_busy_frac``) need no core of their own: then as many workers share one. From 1 to 8.
+    from one to the next where training waits for them; this (of a thread twice) / the step without waiting,
+    rounded up. A rank has its share of the cores that it may use, less one for training itself; ranks of a
+    host that name the same cores share them evenly. Samples that the training thread makes while it sleeps
+    most of the time (``training_thread_busy_frac``) need no core of their own: then as many workers share
+    one. From 1 to 8.
     """
     by_rank = {one.rank: one for one in run.job.ranks}
     sharing = Counter((one.host, one.affinity) for one in by_rank.values())
@@ -74,7 +79,9 @@ def _needed_workers(run: RunView, digest: RankDigest) -> int:
     length, idle, makes = (fact.of(digest) for fact in (step_ms, input_idle_ms, loading_ms))
     if not isinstance(length, float) or not isinstance(idle, float) or not isinstance(makes, float):
         return MOST_WORKERS
-    if loader_kind.of(digest) != LOADERS["single_process"]:
+    if loader_kind.of(digest) == LOADERS["single_process"]:
+        makes *= SPARE
+    else:
         today = _workers_of_today(run, digest)
         if isinstance(today, Unknown):
             return MOST_WORKERS

@@ -71,6 +71,18 @@ def other_stages_pass_ms(run: RunView) -> dict[str, Value]:
     return _by_rank(run, lambda found, number: float(np.delete(found.stage_ns, number).mean()) / 1e6)
 
 
+@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
+def even_stage_pass_ms(run: RunView) -> dict[str, Value]:
+    """The mean of :func:`stage_pass_ms` over all stages."""
+    return _by_rank(run, lambda found, number: float(found.stage_ns.mean()) / 1e6)
+
+
+@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
+def stage_surplus_frac(run: RunView) -> dict[str, Value]:
+    """The share of :func:`stage_pass_ms` by which a stage is above the mean of all, below 0 for one below."""
+    return _by_rank(run, lambda found, number: 1.0 - float(found.stage_ns.mean() / found.stage_ns[number]))
+
+
 @run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
 def stage_longer_at(run: RunView) -> dict[str, Value]:
     """At what this rank's stage takes longer than the others: "compute", or in a CPU run "host".

@@ -35,7 +35,7 @@ GROUPS = {
 WASTES = {
     "attention": (Waste.ATTENTION, 0.0),
     "layout": (Waste.LAYOUT, 0.5),
-    "fp32": (Waste.FP32, 0.0),
+    "fp32": (Waste.FP32, 0.25),
     "shapes": (Waste.SHAPES, 0.5),
     "loss": (Waste.LOSS, 0.5),
     "fusion": (Waste.FUSION, 0.5),
