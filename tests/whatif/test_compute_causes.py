@@ -87,7 +87,7 @@ def test_a_fused_loss_takes_half(tmp_path: Path) -> None:
 
 
 def test_part_of_the_products_in_fp32(tmp_path: Path) -> None:
-    """In 16 bits, three times as fast, a third of 20 ms in fp32 stays, give or take; the 80 ms in bf16 stay."""
+    """In 16 bits, three times as fast, a third of 20 ms in fp32 stays; the 80 ms in bf16 stay."""
     ledger = ledger_of(tmp_path, drawn((PRODUCT, 80.0), ("ampere_sgemm_128x128_tn", 20.0)))
     assert one_of(ledger, "compute.fp32").alone_ms == pytest.approx((10.0, 13.33, 16.67), abs=0.05)
 
