@@ -170,8 +170,7 @@ def test_a_rank_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:
     assert named(diagnosis, 1) == "none"
     (found,) = [one for one in diagnosis.findings if one.rule_id == "cpu-straggler"]
     assert "save_samples" not in found.message
-    assert "as rank 1 recorded no Python stacks: tracedoc collect records them" in found.message
-    assert "tracedoc collect -- COMMAND" in [fix.change for fix in found.fixes]
+    assert found.fixes[0].change == "tracedoc collect -- COMMAND   # names the function, with Python stacks"
 
 
 def test_a_late_loader_is_named_from_its_own_rank_s_stacks(tmp_path: Path) -> None:

@@ -38,7 +38,11 @@ def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.
         (None, "costs 15 ms of the 100 ms step (15 %)"),
         (3.0, "costs 3 ms of the 100 ms step (3 %)"),
         (0.0, "costs nothing of the 100 ms step (0 %)"),
-        (60.0, "costs 60 ms of the 100 ms step (60 %) after findings 1-2, 15 ms alone"),
+        (
+            60.0,
+            "costs 60 ms of the 100 ms step (60 %) once findings 1-2 are mended, which hide "
+            "it today; alone it saves 15 ms",
+        ),
     ],
 )
 def test_a_finding_costs_what_mending_it_saves_after_those_before_it(
@@ -54,8 +58,11 @@ def test_a_fix_that_saves_more_than_its_finding_costs_says_so() -> None:
     """After two findings mending it saves 2 ms, and nothing alone; its fix saves 27 ms today."""
     found = replace(finding("syncs", 40.0), cost_ms=1.0, alone_ms=0.0, beyond_ms=2.0)
     fix = Predicted("fuse-optimizer", (72.0, 73.0, 74.0), (26.0, 27.0, 28.0), "host", "high")
-    words = "costs 2 ms of the 100 ms step (2 %) after findings 1-2; its fix saves 27 ms"
-    assert cost_text(found, 100.0, fix, number=3) == f"{words}, some of it time of findings 1-2"
+    words = "costs 2 ms of the 100 ms step (2 %) once findings 1-2 are mended, which hide it today"
+    assert (
+        cost_text(found, 100.0, fix, number=3)
+        == f"{words}; its fix saves 27 ms, part of it counted in findings 1-2"
+    )
 
 
 def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(

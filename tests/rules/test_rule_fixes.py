@@ -105,7 +105,7 @@ def test_a_rank_that_runs_more_kernels_is_not_first_told_to_sort_its_samples(tmp
             "Load batches in worker processes",
             2,
         ),  # 40 ms of loading in 60 ms of training, twice as fast
-        (80, 0, 16, "Load batches in worker processes", 8),  # 80 in 20
+        (80, 0, 16, "Load batches in worker processes", 7),  # 80 in 20; eight cores a rank, one for training
         (80, 0, 4, "Load batches in worker processes", 1),  # two ranks share them: one beside training
         (40, 2, 16, "More loader workers", 4),  # two are busy for 100 ms each, for 60 of training
         (40, 2, 2, "Make a sample cheaper", None),
