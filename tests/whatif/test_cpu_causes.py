@@ -56,6 +56,23 @@ def test_what_all_hosts_pause_is_a_cause(tmp_path: Path) -> None:
     assert "ranks.host" not in found
 
 
+def test_what_hosts_pause_in_steps_that_differ_is_the_mean_of_all_steps(tmp_path: Path) -> None:
+    """Pauses of 9, 5, 4, 5, 9, 5, 5 ms before 20 ms of work: 6 ms of 26, with the first step too."""
+    pauses = (9, 5, 4, 5, 9, 5, 5)
+    builder, begin = TraceBuilder(0, 1, device=None), 0
+    for number, pause in enumerate(pauses):
+        builder.step(number, begin, begin + pause + 20)
+        builder.host("aten::addmm", begin, begin + 10)
+        builder.host("aten::mm", begin + 10 + pause, begin + 20 + pause)
+        begin += pause + 20
+    builder.host("aten::addmm", begin, begin + 10)
+    ledger = tracedoc.diagnose([builder.write(tmp_path / "rank-0.json")], tracedoc.Options(jobs=1)).ledger
+    assert ledger is not None
+    assert ledger.step_ms == pytest.approx(26, abs=0.01)
+    assert ledger.unexplained_ms == pytest.approx(0, abs=0.1)
+    assert {one.id: one.share_ms for one in ledger.causes}["host.pause"] == pytest.approx(6, abs=0.1)
+
+
 def test_what_one_host_pauses_longer_is_its_own(tmp_path: Path) -> None:
     """40 of its 55 ms are the other's as well, which waits for the rest."""
     found = causes(write(tmp_path, pause_ms=(40, 55)))

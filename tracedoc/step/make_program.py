@@ -292,8 +292,10 @@ def _same_of_step(
 
 
 KEPT_STEPS = 4
+KEPT_CPU_STEPS = 8
 MOST_KEPT_EVENTS = 60_000
-"""So many steps are kept, while they have no more events than this in all: ranks must have one in common."""
+"""So many steps are kept, while they have no more events than this in all: ranks must have one in common.
+On CPUs that processes share steps differ by chance, and their programs are small."""
 
 
 def _roundness(window: Window) -> tuple[int, int]:
@@ -317,12 +319,13 @@ def rank_programs(
     build: Build = (
         partial(build_program, graph) if isinstance(graph, StepGraph) else partial(build_cpu_program, graph)
     )
+    most = KEPT_STEPS if isinstance(graph, StepGraph) else KEPT_CPU_STEPS
     length = judged.end_ns - judged.start_ns
     others = sorted(
         (window for window in timeline.complete_windows if window.index != judged.index),
         key=lambda window: (abs(window.end_ns - window.start_ns - length), window.index),
     )
-    if len(others) >= 2 * KEPT_STEPS:
+    if len(others) >= 2 * most:
         others = [
             max(others, key=_roundness),
             *sorted(others[: len(others) // 2], key=_roundness, reverse=True),
@@ -332,7 +335,7 @@ def rank_programs(
     if isinstance(first, Unplayable):
         return (), first.reason
     kept = [first]
-    for window in others[: KEPT_STEPS - 1]:
+    for window in others[: most - 1]:
         program = build(window, MOST_KEPT_EVENTS - sum(one.events for one in kept))
         if isinstance(program, TooLong):
             break

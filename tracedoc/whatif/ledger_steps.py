@@ -90,14 +90,17 @@ MOST_PLAYED = 300_000
 def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
     """The replays of the other captured steps of the same ranks, where these differ in length or who is late.
 
-    None of those that are far longer, nor of the first one: what it waits for in the step before was not
-    captured. Nor of one behind which the rank that is late in it would be late again, as it never is.
+    None of those that are far longer, nor of the first one, if what it waits for in the step before was not
+    captured: work of a GPU, or the batch that loader workers made before. Nor of one behind which the rank
+    that is late in it would be late again, as it never is.
     """
     layout = first.base[Scenario.LIKELY].program.layout
     most = MOST_PLAYED // max(layout.points + layout.events, 1) - 1
     captured = long_steps(run)
     length = dict(zip(captured.steps, captured.length_ms.tolist(), strict=True))
-    usual = [one for one in captured.steps[1:] if one not in captured.numbers and one != first.step]
+    whole = layout.is_cpu and not layout.batch_point.size
+    begun = captured.steps if whole else captured.steps[1:]
+    usual = [one for one in begun if one not in captured.numbers and one != first.step]
     if first.model_error_frac > WRONG or first.step not in length or first.step in captured.numbers:
         return []
     compared = np.array([one in (first.step, *usual) for one in captured.steps])
