@@ -16,6 +16,7 @@ from tracedoc.predicted import Predicted
 from tracedoc.testing import TraceBuilder
 from tracedoc.whatif.changes.buckets import _on_shared_cores
 from tracedoc.whatif.changes.extra_messages import _woken_by
+from tracedoc.whatif.ledger import book_of
 
 
 def write(folder: Path, *, pause_ms: tuple[float, float], barriers: int = 0) -> Path:
@@ -56,21 +57,19 @@ def test_what_all_hosts_pause_is_a_cause(tmp_path: Path) -> None:
     assert "ranks.host" not in found
 
 
-def test_what_hosts_pause_in_steps_that_differ_is_the_mean_of_all_steps(tmp_path: Path) -> None:
-    """Pauses of 9, 5, 4, 5, 9, 5, 5 ms before 20 ms of work: 6 ms of 26, with the first step too."""
-    pauses = (9, 5, 4, 5, 9, 5, 5)
+def test_all_steps_of_a_cpu_run_are_played_also_the_first(tmp_path: Path) -> None:
+    """Pauses of 5, 4, 7, 5, 8, 6, 7 ms before 20 ms of work: 6 ms of 26."""
     builder, begin = TraceBuilder(0, 1, device=None), 0
-    for number, pause in enumerate(pauses):
+    for number, pause in enumerate((5, 4, 7, 5, 8, 6, 7)):
         builder.step(number, begin, begin + pause + 20)
         builder.host("aten::addmm", begin, begin + 10)
         builder.host("aten::mm", begin + 10 + pause, begin + 20 + pause)
         begin += pause + 20
     builder.host("aten::addmm", begin, begin + 10)
-    ledger = tracedoc.diagnose([builder.write(tmp_path / "rank-0.json")], tracedoc.Options(jobs=1)).ledger
-    assert ledger is not None
-    assert ledger.step_ms == pytest.approx(26, abs=0.01)
-    assert ledger.unexplained_ms == pytest.approx(0, abs=0.1)
-    assert {one.id: one.share_ms for one in ledger.causes}["host.pause"] == pytest.approx(6, abs=0.1)
+    book = book_of(tracedoc.measure([builder.write(tmp_path / "rank-0.json")]).measurements.run)
+    assert sorted(one.step for one in book.replays) == [*range(7)]
+    assert book.ledger.unexplained_ms == pytest.approx(0, abs=0.1)
+    assert {one.id: one.share_ms for one in book.ledger.causes}["host.pause"] == pytest.approx(6, abs=0.1)
 
 
 def test_what_one_host_pauses_longer_is_its_own(tmp_path: Path) -> None:

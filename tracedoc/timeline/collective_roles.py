@@ -46,7 +46,7 @@ class Role(IntEnum):
     UNUSED_MAP = 5
     """DDP's map of the parameters that got a gradient, one integer each."""
     NORM = 6
-    """A number or two that are reduced between backward pass and optimizer, one of many one by one."""
+    """A norm that is reduced between backward pass and optimizer, one of many one by one."""
 
 
 def is_extra(roles: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
@@ -73,8 +73,9 @@ def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
             handed_out &= _update_ranges(timeline).covered_ns(asked, asked + 1) > 0
         roles[handed_out & (table.nbytes >= FLAG_BYTES) & ~sharded] = Role.OPTIMIZER_GATHER
         before_update = _leads_to_update(phases, asked)
-        extra = _bookkeeping(timeline, phases, before_update)
-        roles[extra] = np.where(before_update, Role.NORM, Role.BOOKKEEPING)[extra]
+        extra = _bookkeeping(timeline, phases, before_update, by_ddp=len(wrapper) > 0)
+        is_norm = before_update & _behind_norms(timeline, phases)
+        roles[extra] = np.where(is_norm, Role.NORM, Role.BOOKKEEPING)[extra]
         inside = wrapper.covered_ns(asked, asked + 1) > 0
         roles[table.is_op("broadcast") & inside] = Role.BUFFERS
     roles[table.is_op("barrier")] = Role.BOOKKEEPING
@@ -87,17 +88,19 @@ def is_in(labels: npt.NDArray[np.uint8], *phases: Phase) -> npt.NDArray[np.bool_
 
 
 def _bookkeeping(
-    timeline: RankTimeline, phases: Phases, before_update: npt.NDArray[np.bool_]
+    timeline: RankTimeline, phases: Phases, before_update: npt.NDArray[np.bool_], *, by_ddp: bool
 ) -> npt.NDArray[np.bool_]:
     """Return the small messages, and pickled objects of any size, that no pass, clipping or optimizer needs.
 
     Between the backward pass and the optimizer gradients are clipped and checked for overflow: what is
     small there belongs to the step, but for numbers that are added up one by one. In the forward pass only a
-    number or two count: a logged loss.
+    number or two count: a logged loss. What has no size is small where DDP reduces the gradients: the rest is
+    the script's own (:func:`gradient_rows`).
     """
     table, launched = timeline.collectives, phases.of_collectives
     updates = phases.host_spans(Phase.OPTIMIZER)
-    small = table.is_op(*_MESSAGES) & (table.nbytes != NONE)
+    sized = table.nbytes != NONE
+    small = table.is_op(*_MESSAGES) & (sized | by_ddp)
     pickled = table.is_op("all_gather", "broadcast", "gather", "scatter") & _has_dtype(table, *_BYTES)
     little = (table.nbytes <= BOOKKEEPING_BYTES) | pickled
     outside = small & (launched == Phase.OTHER) & little
@@ -105,13 +108,25 @@ def _bookkeeping(
         return np.zeros(len(table), dtype=bool)
     by_script = not any(map(is_zero3_mark, timeline.trace.names))  # its engine has a norm for each group
     outside &= ~before_update | (_one_by_one(table, outside & before_update) & by_script)
-    logged = small & (launched == Phase.FORWARD) & (table.nbytes < FLAG_BYTES)
+    logged = small & sized & (launched == Phase.FORWARD) & (table.nbytes < FLAG_BYTES)
     # Gathers behind the optimizer count to it, for they may hand out parameters: not those of integers.
     steps = _update_ranges(timeline)
     behind = (launched == Phase.OPTIMIZER) & (steps.covered_ns(phases.asked_ns, phases.asked_ns + 1) == 0)
     metric = table.is_op("all_reduce") | _has_dtype(table, *_OBJECT_DTYPES)
     after = small & behind & metric & little
     return np.asarray(outside | logged | after)
+
+
+_NORMS = frozenset({"aten::norm", "aten::linalg_norm", "aten::linalg_vector_norm", "aten::_foreach_norm"})
+
+
+def _behind_norms(timeline: RankTimeline, phases: Phases) -> npt.NDArray[np.bool_]:
+    """Mask of the collectives before which a norm is computed: after the one before, and the last phase."""
+    rows = timeline.trace.rows_named(_NORMS.__contains__, Kind.CPU_OP)
+    norms, asked = np.sort(timeline.trace.ts_ns[rows]), phases.asked_ns
+    edges = np.sort(np.concatenate((phases.edges_ns, asked)))
+    since = np.append(edges, 0)[np.searchsorted(edges, asked) - 1]
+    return np.asarray(np.searchsorted(norms, asked) > np.searchsorted(norms, since))
 
 
 def _one_by_one(table: CollectiveTable, small: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:

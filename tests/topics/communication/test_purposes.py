@@ -116,9 +116,11 @@ def test_half_of_what_goes_by_bytes_is_saved_of_fp32_gradients(tmp_path: Path) -
     assert found["trains_in_16_bit"] is True
 
 
-@pytest.mark.parametrize(("wrapper", "buckets"), [("DistributedDataParallel.forward", 1), ("forward", 3)])
+@pytest.mark.parametrize(
+    ("wrapper", "buckets", "extra"), [("DistributedDataParallel.forward", 1, 2), ("forward", 3, 0)]
+)
 def test_what_ddp_does_not_send_is_no_gradient_where_sizes_are_not_recorded(
-    tmp_path: Path, wrapper: str, buckets: int
+    tmp_path: Path, wrapper: str, buckets: int, extra: int
 ) -> None:
     """A bucket in the backward pass, and two messages behind the optimizer, which a script may send."""
     lanes = f"""
@@ -136,3 +138,24 @@ def test_what_ddp_does_not_send_is_no_gradient_where_sizes_are_not_recorded(
     found = tracedoc.measure(paths).measurements.facts
     assert found["gradient_bytes"].value == Unknown("not every reduction carries its size")
     assert found["gradient_buckets"].value == buckets
+    assert found["extra_collectives_per_step"].value == extra
+
+
+@pytest.mark.parametrize(("operator", "norms"), [("aten::linalg_vector_norm", 1), ("aten::mean", 0)])
+def test_what_is_reduced_before_the_update_is_a_norm_where_one_is_computed_for_it(
+    tmp_path: Path, operator: str, norms: int
+) -> None:
+    """Ten numbers behind the backward pass, of which the first is behind that operator."""
+    found = facts(
+        tmp_path,
+        f"""
+        backward   30-60
+        compute    0-60
+        host       60-61  name={operator}
+        allreduce  62-82  4B x10 2ms  dtype=Float
+        optimizer  82-100
+        """,
+        cpu=True,
+    )
+    assert found["extra_collectives_per_step"] == 10
+    assert found["extra_before_update"] == norms
