@@ -5,6 +5,7 @@ function sees says where it is measured:
 
 - ``rank_fact``: the timeline of a rank, in the worker; the value travels in the rank's digest;
 - ``digest_fact``: the run, the digest of a rank and its analysed step, in the driver;
+- ``ranks_fact``: the run and the digest of a rank, in the driver, also without a step to analyse;
 - ``manifest_fact``: a rank's part of the manifest of `tracedoc collect`, in the driver;
 - ``run_fact``: the run, in the driver.
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from tracedoc.step.rank_digest import RankDigest, StepDigest
     from tracedoc.timeline.build import RankTimeline
 
-Scope = Literal["run", "rank", "step", "group", "unit"]
+Scope = Literal["run", "rank"]
 NEEDS = frozenset(
     {
         "cpu",
@@ -206,6 +207,23 @@ def digest_fact(
     return made
 
 
+def ranks_fact(
+    *, unit: str, needs: Needs = (), values: Iterable[str] = ()
+) -> Callable[[Callable[[RunView, RankDigest], Value]], RunFact[[RunView, RankDigest], Value]]:
+    """Make ``function(RunView, RankDigest) -> Value`` a fact of each captured rank."""
+
+    def made(asked: Callable[[RunView, RankDigest], Value]) -> RunFact[[RunView, RankDigest], Value]:
+        function = answering(asked)
+
+        @wraps(function)
+        def compute(run: RunView) -> dict[str, Value]:
+            return {str(digest.rank): function(run, digest) for digest in run.digests}
+
+        return _of_run(function, compute, unit, "rank", needs, "", values)
+
+    return made
+
+
 def manifest_fact(
     *, unit: str, needs: Needs = (), values: Iterable[str] = ()
 ) -> Callable[[Callable[[RankJob], Value]], RunFact[[RankJob], Value]]:
@@ -216,7 +234,8 @@ def manifest_fact(
 
         @wraps(function)
         def compute(run: RunView) -> dict[str, Value]:
-            return of_manifest(run, function)
+            jobs = {str(digest.rank): job_of(run, digest) for digest in run.digests}
+            return {rank: one if isinstance(one, Unknown) else function(one) for rank, one in jobs.items()}
 
         return _of_run(function, compute, unit, "rank", needs, "", values)
 
@@ -224,24 +243,20 @@ def manifest_fact(
 
 
 def run_fact(
-    *, unit: str, scope: Scope = "run", needs: Needs = (), values: Iterable[str] = ()
+    *, unit: str, needs: Needs = (), values: Iterable[str] = ()
 ) -> Callable[[Callable[[RunView], Measured]], RunFact[[RunView], Measured]]:
-    """Make ``function(RunView) -> Value`` a fact of the run; of another scope, ``-> dict[str, Value]``."""
+    """Make ``function(RunView) -> Value`` a fact of the run."""
 
     def made(asked: Callable[[RunView], Measured]) -> RunFact[[RunView], Measured]:
         function = answering(asked)
-        return _of_run(function, function, unit, scope, needs, "", values)
+        return _of_run(function, function, unit, "run", needs, "", values)
 
     return made
 
 
-def of_manifest(run: RunView, measure: Callable[[RankJob], Value]) -> dict[str, Value]:
-    """The value of ``measure`` for each captured rank's part of the manifest."""
-    found: dict[str, Value] = {}
-    for digest in run.digests:
-        rank = run.job.rank(digest.rank)
-        found[str(digest.rank)] = measure(rank) if rank is not None else NO_MANIFEST
-    return found
+def job_of(run: RunView, digest: RankDigest) -> RankJob | Unknown:
+    """A captured rank's part of the manifest."""
+    return run.job.rank(digest.rank) or NO_MANIFEST
 
 
 def _of_run(

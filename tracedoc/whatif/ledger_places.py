@@ -54,13 +54,12 @@ def _code_of(run: RunView, cause: str, told_ms: float) -> str:
     digest = run.representative_digest
     if cause != "host.pause" or digest is None:
         return ""
-    rank = str(digest.rank)
     if not digest.is_cpu:
-        code = str(host_code(run)[rank])
+        code = str(host_code(run, digest))
         return "" if code == "none" else code
-    code_ms = script_code_ms(run)[rank]
+    code_ms = script_code_ms(run, digest)
     most = isinstance(code_ms, float) and code_ms >= MOST_SHARE * told_ms
-    return str(script_code(run)[rank]) if most else ""
+    return str(script_code(run, digest)) if most else ""
 
 
 def place_of(

@@ -20,7 +20,7 @@ def test_a_trace_without_stacks_shows_no_place_in_the_loop(tmp_path: Path) -> No
     (builder,) = parse_lanes("step: 100\nloader 0-40\ncompute 40-100", ranks=1)
     measurements = tracedoc.measure([builder.write(tmp_path / "rank-0.json")]).measurements
     assert stacks_recorded(measurements.run) is False
-    assert isinstance(script_code_feeds(measurements.run)["0"], Unknown)
+    assert isinstance(script_code_feeds.by_rank(measurements.run)["0"], Unknown)
     assert measurements.facts["loading_ms"].value == 40
     assert slow_loading_captured(measurements.run) is False
 

@@ -60,7 +60,7 @@ def run_of(
     ],
 )
 def test_masks_tell_who_takes_the_cores(allowed: tuple[str, ...], crowds: list[str]) -> None:
-    assert list(core_crowd(run_of(*allowed, host=FOUR)).values()) == crowds
+    assert list(core_crowd.by_rank(run_of(*allowed, host=FOUR)).values()) == crowds
 
 
 @pytest.mark.parametrize(("wanted_us", "crowd"), [(900_000, "loader workers"), (100_000, "others")])
@@ -74,16 +74,16 @@ def test_loader_workers_that_sleep_take_no_cores(wanted_us: int, crowd: str) -> 
     )
     rank = RankJob(0, host="a", cores=2, threads=1, machine=machine, loader=Loader(workers=2))
     run: Any = SimpleNamespace(job=Job((rank,)), digests=[SimpleNamespace(rank=0)])
-    assert core_crowd(run) == {"0": crowd}
+    assert core_crowd.by_rank(run) == {"0": crowd}
 
 
 def test_ranks_of_other_hosts_take_no_cores() -> None:
     run = run_of("0-3", "0-3", host=FOUR, hosts=("a", "b"))
-    assert list(fair_cores(run).values()) == [4, 4]
+    assert list(fair_cores.by_rank(run).values()) == [4, 4]
 
 
 def test_threads_of_one_core_are_one() -> None:
-    assert list(fair_cores(run_of("0-7", "0-7", host=TWO_SOCKETS)).values()) == [2, 2]
+    assert list(fair_cores.by_rank(run_of("0-7", "0-7", host=TWO_SOCKETS)).values()) == [2, 2]
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.catalog import ranks_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import Job
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.script_code import CodePlace, place_of_stack
 from tracedoc.topics.host.run import script_place
 from tracedoc.values import Unknown, Value
 
 
-@run_fact(unit="bool", scope="rank", needs=("host_ops",))
-def script_code_feeds(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="bool", needs=("host_ops",))
+def script_code_feeds(run: RunView, digest: RankDigest) -> Value:
     """Whether the loop calls :func:`script_code` before the model, so that the step may need what it makes.
 
     By the lines of the sampled stacks: of the outermost frame in which both lie, that of the function comes
     before that of the model, or is the same, as in ``model(prepare())``.
     """
-    return {
-        str(digest.rank): may_feed_model(run.job, script_place(run, digest.rank)) for digest in run.digests
-    }
+    return may_feed_model(run.job, script_place(run, digest.rank))
 
 
 def may_feed_model(job: Job, place: CodePlace | None) -> Value:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from tracedoc.facts.catalog import NO_MANIFEST, manifest_fact, run_fact
+from tracedoc.facts.catalog import NO_MANIFEST, job_of, manifest_fact, ranks_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.run.machine import Cpus, LoaderWindow
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.host.run import cpu_throttled_frac, crowded
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 NO_CORES = Unknown("the manifest has no cores")
 NO_NODES = Unknown("the manifest has no NUMA nodes")
@@ -66,22 +67,19 @@ def far_memory_frac(rank: RankJob) -> Value:
     return sum(size for node, size in machine.memory.items() if node not in near) / total
 
 
-@run_fact(unit="count", scope="rank")
-def fair_cores(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count")
+def fair_cores(run: RunView, digest: RankDigest) -> Value:
     """Whole cores for each rank on a rank's processors, of which several may be threads of one core.
 
     Ranks of a host that share some of them share all; at least 1.
     """
-
-    def cores(rank: RankJob, sharing: Sequence[RankJob]) -> Value:
-        own = rank.machine.allowed & rank.machine.first_threads
-        return max(len(own) // len(sharing), 1) if own else NO_CORES
-
-    return {str(digest.rank): _of_rank(run, digest.rank, cores) for digest in run.digests}
+    rank = needed(job_of(run, digest))
+    own = rank.machine.allowed & rank.machine.first_threads
+    return max(len(own) // len(_sharing(run, rank)), 1) if own else NO_CORES
 
 
-@run_fact(unit="text", scope="rank", needs=(cpu_throttled_frac,), values=CROWDS)
-def core_crowd(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=(cpu_throttled_frac,), values=CROWDS)
+def core_crowd(run: RunView, digest: RankDigest) -> Value:
     """Who takes the cores of a rank, as far as the manifest shows.
 
     The container's "quota"; ranks "pinned together" to processors of which the host has others, or
@@ -89,26 +87,23 @@ def core_crowd(run: RunView) -> dict[str, Value]:
     for each rank; "loader workers", as many as its cores or more, unless they were seen to sleep most of the
     time; "others" where it is none of these. "none" where its cores are not known.
     """
-
-    def crowd(rank: RankJob, sharing: Sequence[RankJob]) -> Value:
-        machine, ranks = rank.machine, _of_host(run, rank)
-        throttled = cpu_throttled_frac(rank)
-        if isinstance(throttled, float) and throttled > 0:
-            return "quota"
-        if not machine.allowed:
-            return "none"
-        taken = frozenset[int]().union(*(one.machine.allowed for one in ranks))
-        each = len(machine.allowed) // len(sharing)
-        if machine.usable - taken and each * len(ranks) < len(machine.usable):
-            return "pinned together" if len(sharing) > 1 else "pinned to few"
-        if len(ranks) > len(machine.usable or taken):
-            return "more ranks than cores"
-        if crowded(run, rank.rank):
-            return "threads"
-        crowding = (rank.loader.workers or 0) >= max(each, 1) and not _workers_sleep(machine.loader)
-        return "loader workers" if crowding else "others"
-
-    return {str(digest.rank): _of_rank(run, digest.rank, crowd) for digest in run.digests}
+    rank = needed(job_of(run, digest))
+    machine, ranks, sharing = rank.machine, _of_host(run, rank), _sharing(run, rank)
+    throttled = cpu_throttled_frac(rank)
+    if isinstance(throttled, float) and throttled > 0:
+        return "quota"
+    if not machine.allowed:
+        return "none"
+    taken = frozenset[int]().union(*(one.machine.allowed for one in ranks))
+    each = len(machine.allowed) // len(sharing)
+    if machine.usable - taken and each * len(ranks) < len(machine.usable):
+        return "pinned together" if len(sharing) > 1 else "pinned to few"
+    if len(ranks) > len(machine.usable or taken):
+        return "more ranks than cores"
+    if crowded(run, rank.rank):
+        return "threads"
+    crowding = (rank.loader.workers or 0) >= max(each, 1) and not _workers_sleep(machine.loader)
+    return "loader workers" if crowding else "others"
 
 
 def _workers_sleep(loader: LoaderWindow | None) -> bool:
@@ -161,13 +156,9 @@ def _of_host(run: RunView, rank: RankJob) -> list[RankJob]:
     return [one for one in (run.job.ranks) if one.host == rank.host]
 
 
-def _of_rank(run: RunView, number: int, measure: Callable[[RankJob, Sequence[RankJob]], Value]) -> Value:
-    """A measure of a rank and those of its host that share a processor with it, itself among them."""
-    rank = run.job.rank(number)
-    if rank is None:
-        return NO_MANIFEST
-    sharing = [one for one in _of_host(run, rank) if one.machine.allowed & rank.machine.allowed]
-    return measure(rank, sharing or [rank])
+def _sharing(run: RunView, rank: RankJob) -> list[RankJob]:
+    """The ranks of a rank's host that share a processor with it, itself among them."""
+    return [one for one in _of_host(run, rank) if one.machine.allowed & rank.machine.allowed] or [rank]
 
 
 def _share(rank: RankJob, ranks: Sequence[RankJob]) -> Cpus:

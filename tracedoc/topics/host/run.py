@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from tracedoc.facts.catalog import RankFact, manifest_fact, of_manifest, run_fact
+from tracedoc.facts.catalog import RankFact, job_of, manifest_fact, ranks_fact, run_fact
 from tracedoc.ranks.code_places import code_place, common_place
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
@@ -19,161 +19,128 @@ from tracedoc.topics.capture.run import compiled, recorded
 from tracedoc.topics.host.rank import host_away_idle_ms, late_launch_idle_ms, unexplained_idle_ms
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value, needed
+from tracedoc.values import Unknown, Value, needed, needed_number, once
 
 NO_STACKS = Unknown("no step was recorded with Python stacks: capture with `tracedoc collect`")
 
 
-def time_of_work(run: RunView, cause: str) -> dict[str, Value]:
-    """How long each rank was at one kind of work in its analysed step, in ms."""
-    return {
-        str(digest.rank): digest.host_work.of(cause) / 1e6 if digest.host_work is not None else NO_STEP
-        for digest in run.digests
-    }
-
-
-@run_fact(unit="ms", scope="rank", needs=("launches",))
-def optimizer_idle_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("launches",))
+def optimizer_idle_ms(run: RunView, digest: RankDigest) -> Value:
     """Late-launch idle time of the median step while the host is inside ``Optimizer.step``."""
-    return time_of_work(run, "optimizer")
+    return needed(_host(digest)).of("optimizer") / 1e6
 
 
-@run_fact(unit="ms", scope="rank", needs=("launches",))
-def queued_idle_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("launches",))
+def queued_idle_ms(run: RunView, digest: RankDigest) -> Value:
     """Idle time of the median step with the next event launched already: dependencies, launch latency.
 
     Gaps inside a CUDA graph are here. Much of it means that the trace lost kernels.
     """
-    return time_of_work(run, "dependency")
+    return needed(_host(digest)).of("dependency") / 1e6
 
 
-@run_fact(unit="ms", scope="rank", needs=("launches",))
-def sync_blocked_ms(run: RunView) -> dict[str, Value]:
-    """Time of the median step that the host spends in waits that leave the GPU idle, and in others of the
-    same operator at the same place."""
-    return _of_syncs(run, lambda syncs: sum(t.blocked_ns for t in syncs if t.draining) / 1e6)
-
-
-@run_fact(unit="text", scope="rank", needs=("launches",))
-def sync_call(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("launches",))
+def sync_call(run: RunView, digest: RankDigest) -> Value:
     """What asks for the waits that cost the median step most idle time, as scripts write it: ``.item()``.
 
     Of an operator that is not written in one way, and of a call outside any, it is the name. Waits of one
     operator at one place count together.
     """
-    return _of_costly(run, lambda syncs: SPELLINGS.get(syncs[0].operator, syncs[0].operator))
+    operator = needed(_costly(digest))[0].operator
+    return SPELLINGS.get(operator, operator)
 
 
-@run_fact(unit="text", scope="rank", needs=("launches",))
-def sync_place(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("launches",))
+def sync_place(run: RunView, digest: RankDigest) -> Value:
     """Where the waits of :func:`sync_call` are.
 
     The innermost function outside torch if the capture has stacks (with its first line), else the range that
     a person or framework named, else the phase of the step.
     """
-    return _of_costly(run, lambda syncs: syncs[0].line or syncs[0].where)
+    first = needed(_costly(digest))[0]
+    return first.line or first.where
 
 
-@run_fact(unit="count", scope="rank", needs=("launches",))
-def sync_call_waits(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count", needs=("launches",))
+def sync_call_waits(run: RunView, digest: RankDigest) -> Value:
     """Waits of :func:`sync_call` in the median step."""
-    return _of_costly(run, lambda syncs: syncs[0].count)
+    return needed(_costly(digest))[0].count
 
 
-@run_fact(unit="ms", scope="rank", needs=("launches",))
-def sync_call_idle_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("launches",))
+def sync_call_idle_ms(run: RunView, digest: RankDigest) -> Value:
     """Idle time of the median step after the waits of :func:`sync_call`."""
-    return _of_costly(run, lambda syncs: syncs[0].idle_ns / 1e6)
+    return needed(_costly(digest))[0].idle_ns / 1e6
 
 
-@run_fact(unit="count", scope="rank", needs=("launches",))
-def sync_places(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count", needs=("launches",))
+def sync_places(run: RunView, digest: RankDigest) -> Value:
     """Operators and places whose waits leave the GPU idle in the median step."""
-    return _of_costly(run, len)
+    return len(needed(_costly(digest)))
 
 
-@run_fact(unit="text", scope="rank", needs=("launches", host_away_idle_ms))
-def host_away_operator(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("launches", host_away_idle_ms))
+def host_away_operator(run: RunView, digest: RankDigest) -> Value:
     """The operator that fills most of the gaps of :func:`host_away_idle_ms`: half of each or more of them.
 
     "Python" where no operator does. Gaps in one phase of the step count together.
     """
-    return _of_gaps(run, lambda gaps: gaps[0].doing)
+    return needed(_gaps(digest))[0].doing
 
 
-@run_fact(unit="text", scope="rank", needs=("launches", host_away_idle_ms), values=PHASES)
-def host_away_phase(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("launches", host_away_idle_ms), values=PHASES)
+def host_away_phase(run: RunView, digest: RankDigest) -> Value:
     """Where in the step the gaps of :func:`host_away_operator` are.
 
     "the forward pass", "between forward and backward", "the backward pass", "between backward and optimizer",
     "the optimizer", "between two steps"; else "an unknown phase".
     """
-    return _of_gaps(run, lambda gaps: gaps[0].where)
+    return needed(_gaps(digest))[0].where
 
 
-@run_fact(unit="ms", scope="rank", needs=("launches", host_away_idle_ms))
-def host_away_operator_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("launches", host_away_idle_ms))
+def host_away_operator_ms(run: RunView, digest: RankDigest) -> Value:
     """Idle time of the median step in the gaps of :func:`host_away_operator`."""
-    return _of_gaps(run, lambda gaps: gaps[0].idle_ns / 1e6)
+    return needed(_gaps(digest))[0].idle_ns / 1e6
 
 
-@run_fact(unit="count", scope="rank", needs=("launches", host_away_idle_ms))
-def host_away_kinds(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count", needs=("launches", host_away_idle_ms))
+def host_away_kinds(run: RunView, digest: RankDigest) -> Value:
     """Operators and phases in which the gaps of :func:`host_away_idle_ms` are."""
-    return _of_gaps(run, len)
+    return len(needed(_gaps(digest)))
 
 
-def _of_syncs(run: RunView, amount: Callable[[tuple[SyncTotal, ...]], float]) -> dict[str, Value]:
-    found: dict[str, Value] = {}
-    for digest in run.digests:
-        if digest.host_work is None:
-            found[str(digest.rank)] = NO_STEP
-        elif digest.is_cpu:
-            found[str(digest.rank)] = Unknown("a CPU run has no GPU to wait for")
-        else:
-            found[str(digest.rank)] = amount(digest.host_work.syncs)
-    return found
+def _host(digest: RankDigest) -> HostDigest | Unknown:
+    """What a rank's host did in its analysed step."""
+    return digest.host_work or NO_STEP
 
 
-def _of_costly(run: RunView, value: Callable[[Sequence[SyncTotal]], Value]) -> dict[str, Value]:
-    """A value of each rank's waits that leave the GPU idle, the most costly first."""
-
-    def of_host(host: HostDigest) -> Value:
-        costly = [total for total in host.syncs if total.idle_ns]
-        return value(costly) if costly else Unknown("no wait of the step leaves the GPU idle")
-
-    return {
-        str(digest.rank): of_host(digest.host_work) if digest.host_work is not None else NO_STEP
-        for digest in run.digests
-    }
+def _costly(digest: RankDigest) -> list[SyncTotal] | Unknown:
+    """A rank's waits that leave the GPU idle, the most costly first."""
+    costly = [total for total in needed(_host(digest)).syncs if total.idle_ns]
+    return costly or Unknown("no wait of the step leaves the GPU idle")
 
 
-def _of_gaps(run: RunView, value: Callable[[Sequence[AwayTotal]], Value]) -> dict[str, Value]:
-    """A value of the gaps in which each rank's host launches nothing, the longest first."""
-    found: dict[str, Value] = {}
-    for digest in run.digests:
-        idle = host_away_idle_ms.of(digest) if digest.host_work is not None else NO_STEP
-        if isinstance(idle, Unknown) or digest.host_work is None:
-            found[str(digest.rank)] = idle
-        else:
-            gaps = digest.host_work.away
-            found[str(digest.rank)] = value(gaps) if gaps else Unknown("the host is never away for long")
-    return found
+def _gaps(digest: RankDigest) -> tuple[AwayTotal, ...] | Unknown:
+    """The gaps in which a rank's host launches nothing, the longest first."""
+    gaps = needed(_host(digest)).away
+    needed(host_away_idle_ms.of(digest))
+    return gaps or Unknown("the host is never away for long")
 
 
 # -- compilation
 
 
-@run_fact(unit="count", scope="rank", needs=(compiled,))
-def recompile_limit_hits(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count", needs=(compiled,))
+def recompile_limit_hits(run: RunView, digest: RankDigest) -> Value:
     """How often torch.compile gave a function up since the job began, having compiled it too often already.
 
     From Dynamo's own counters. By default it compiles a function eight times; what needs another version
     runs uncompiled from then on. 0 without a manifest where no compiled code runs.
     """
     if not run.job.ranks and not compiled(run):
-        return {str(digest.rank): 0 for digest in run.digests}
-    return of_manifest(run, lambda rank: rank.compiled.get("recompile_limit_hits", 0))
+        return 0
+    return needed(job_of(run, digest)).compiled.get("recompile_limit_hits", 0)
 
 
 # -- cores, queues, and what the script reads
@@ -256,15 +223,13 @@ def operator_threads(rank: RankJob) -> Value:
     return recorded(rank.threads, "the manifest has no threads")
 
 
-@run_fact(unit="count", scope="rank")
-def fair_threads(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count")
+def fair_threads(run: RunView, digest: RankDigest) -> Value:
     """Threads for one operator with which each rank on a rank's cores has a core for each, at least 1.
 
     Ranks of a host that name the same cores share them.
     """
-    fair = run.job.fair_cores
-    unknown = Unknown("the manifest has no cores")
-    return {str(digest.rank): fair.get(digest.rank, unknown) for digest in run.digests}
+    return run.job.fair_cores.get(digest.rank) or Unknown("the manifest has no cores")
 
 
 def crowded(run: RunView, rank: int) -> bool:
@@ -292,27 +257,27 @@ FLATTENING = "flatten_dense_tensors"
 """The operator that merges or splits tensors around a broadcast of buffers."""
 
 
-@run_fact(unit="text", scope="rank", needs=("launches", host_away_idle_ms))
-def host_code(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("launches", host_away_idle_ms))
+def host_code(run: RunView, digest: RankDigest) -> Value:
     """The function of the script in which the host is for half of :func:`host_away_idle_ms` or more.
 
     From the same sources as :func:`loader_code`; "none" where they show none.
     """
-    return places_in_idle_time(run, host_away_idle_ms, loading=False)
+    return place_in_idle_time(run, digest, host_away_idle_ms, loading=False)
 
 
-@run_fact(unit="text", scope="rank", needs=("host_ops",))
-def script_code(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("host_ops",))
+def script_code(run: RunView, digest: RankDigest) -> Value:
     """The function of the script in which the host of a CPU run is longest outside operators, or "none".
 
     From the same sources as :func:`loader_code`; all ranks run one script, so that what the steps with stacks
     show counts for those whose own trace shows nothing, if each rank whose step was read is in that function.
     """
-    return {str(digest.rank): str(script_place(run, digest.rank) or "none") for digest in run.digests}
+    return str(script_place(run, digest.rank) or "none")
 
 
-@run_fact(unit="ms", scope="rank", needs=("host_ops", unexplained_idle_ms))
-def script_code_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("host_ops", unexplained_idle_ms))
+def script_code_ms(run: RunView, digest: RankDigest) -> Value:
     """Time of a step in which no operator runs because the host is in :func:`script_code`, at most.
 
     As long as the function took in the steps with stacks, on the rank where it was shortest, and at most as
@@ -320,29 +285,37 @@ def script_code_ms(run: RunView) -> dict[str, Value]:
     it. What one rank does alone makes it a straggler. 0 on a rank without a function,
     and on GPUs (:func:`host_away_idle_ms`).
     """
+    return _script_ms(run, digest, needed(_quiet_ms(run)), max)
+
+
+@ranks_fact(unit="ms", needs=("host_ops", core_wait_frac, unexplained_idle_ms))
+def script_code_running_ms(run: RunView, digest: RankDigest) -> Value:
+    """:func:`script_code_ms` on the rank that has least, without what waits for a core (``core_wait_frac``).
+
+    All ranks run one script, so that the idle time of each counts. A thread that is taken off
+    its core is stopped at any place of the step, outside operators too.
+    """
+    return _script_ms(run, digest, needed(_running_ms(run)), min)
+
+
+@once
+def _quiet_ms(run: RunView) -> list[float] | Unknown:
+    """How long no operator of each rank runs in its mean captured step."""
 
     def over_steps(digest: RankDigest) -> float:
         idle = [step.budget.idle_ns for step in digest.complete_steps]
         judged = digest.judged_step.budget.idle_ns if digest.judged_step is not None else 0
         return sum(idle) / len(idle) / judged if idle and judged else 1.0
 
-    return _script_times(run, over_steps, max)
+    return [needed_number(unexplained_idle_ms.of(one)) * over_steps(one) for one in run.digests]
 
 
-@run_fact(unit="ms", scope="rank", needs=("host_ops", core_wait_frac, unexplained_idle_ms))
-def script_code_running_ms(run: RunView) -> dict[str, Value]:
-    """:func:`script_code_ms` on the rank that has least, without what waits for a core (``core_wait_frac``).
-
-    All ranks run one script, so that the idle time of each counts. A thread that is taken off
-    its core is stopped at any place of the step, outside operators too.
-    """
-    waits = core_wait_frac.by_rank(run)
-
-    def running(digest: RankDigest) -> float:
-        wait = waits[str(digest.rank)]
-        return 1.0 - wait if isinstance(wait, float) else 1.0
-
-    return _script_times(run, running, min)
+@once
+def _running_ms(run: RunView) -> list[float] | Unknown:
+    """How long no operator of each rank runs in its analysed step, without what waits for a core."""
+    waits = [1.0 - wait if isinstance(wait, float) else 1.0 for wait in core_wait_frac.by_rank(run).values()]
+    idle = [needed_number(unexplained_idle_ms.of(one)) for one in run.digests]
+    return [ms * share for ms, share in zip(idle, waits, strict=True)]
 
 
 def script_place(run: RunView, rank: int) -> CodePlace | None:
@@ -356,49 +329,29 @@ def script_place(run: RunView, rank: int) -> CodePlace | None:
     return code_place(run, rank, 0.0, loading=False)
 
 
-def _script_times(
-    run: RunView, share: Callable[[RankDigest], float], of: Callable[[Iterable[float]], float]
-) -> dict[str, Value]:
-    quiet = []
-    for digest in run.digests:
-        idle_ms = unexplained_idle_ms.of(digest)
-        if not isinstance(idle_ms, float | int):
-            return {
-                str(digest.rank): idle_ms if isinstance(idle_ms, Unknown) else NO_STEP
-                for digest in run.digests
-            }
-        quiet.append(float(idle_ms) * share(digest))
-    places = {str(digest.rank): script_place(run, digest.rank) for digest in run.digests}
-    return {rank: min(place.time_ns / 1e6, of(quiet)) if place else 0.0 for rank, place in places.items()}
+def _script_ms(
+    run: RunView, digest: RankDigest, quiet_ms: list[float], of: Callable[[Iterable[float]], float]
+) -> float:
+    place = script_place(run, digest.rank)
+    return min(place.time_ns / 1e6, of(quiet_ms)) if place else 0.0
 
 
-@run_fact(unit="bool", scope="rank", needs=("launches",))
-def broadcasts_buffers(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="bool", needs=("launches",))
+def broadcasts_buffers(run: RunView, digest: RankDigest) -> Value:
     """Whether the longest gaps of :func:`host_away_idle_ms` merge or split tensors in the forward pass.
 
     So does DDP when it broadcasts buffers, such as the statistics of batch norm, before each forward pass.
     """
-    found: dict[str, Value] = {}
-    for digest in run.digests:
-        if digest.host_work is None:
-            found[str(digest.rank)] = NO_STEP
-            continue
-        first = next(iter(digest.host_work.away), None)
-        found[str(digest.rank)] = first is not None and FLATTENING in first.doing and "forward" in first.where
-    return found
+    first = next(iter(needed(_host(digest)).away), None)
+    return first is not None and FLATTENING in first.doing and "forward" in first.where
 
 
-def places_in_idle_time(run: RunView, idle: RankFact[Any], *, loading: bool) -> dict[str, Value]:
-    """The function of the script, in words, that shows half or more of each rank's idle time of one kind."""
-    found: dict[str, Value] = {}
-    for digest in run.digests:
-        idle_ms = idle.of(digest)
-        if isinstance(idle_ms, Unknown) or not isinstance(idle_ms, float | int):
-            found[str(digest.rank)] = "none"
-            continue
-        place = code_place(run, digest.rank, float(idle_ms), loading=loading)
-        found[str(digest.rank)] = str(place or "none")
-    return found
+def place_in_idle_time(run: RunView, digest: RankDigest, idle: RankFact[Any], *, loading: bool) -> str:
+    """The function of the script, in words, that shows half or more of a rank's idle time of one kind."""
+    idle_ms = idle.of(digest)
+    if not isinstance(idle_ms, float | int):
+        return "none"
+    return str(code_place(run, digest.rank, float(idle_ms), loading=loading) or "none")
 
 
 # -- threads that run Python beside the one that trains

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from math import ceil
 
-from tracedoc.facts.catalog import manifest_fact, run_fact
+from tracedoc.facts.catalog import manifest_fact, ranks_fact, run_fact
 from tracedoc.ranks.code_places import NAMED_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
@@ -13,10 +13,10 @@ from tracedoc.run.machine import LoaderWindow
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.script_code import CodePlace, place_of_frame, place_of_stack
 from tracedoc.topics.capture.run import recorded
-from tracedoc.topics.host.run import places_in_idle_time
+from tracedoc.topics.host.run import place_in_idle_time
 from tracedoc.topics.input.rank import LOADERS, input_idle_ms, loader_kind, loading_ms
 from tracedoc.topics.step.rank import step_ms
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed, needed_number
 
 MOST_WORKERS = 8
 """So many workers of a rank are suggested at most."""
@@ -44,12 +44,11 @@ def training_thread_busy_frac(rank: RankJob) -> Value:
     return min(busy_us / 1000 / (steps * rank.during.median_ms), 1.0)
 
 
-@run_fact(
+@ranks_fact(
     unit="count",
-    scope="rank",
     needs=(loader_kind, loading_ms, input_idle_ms, step_ms, training_thread_busy_frac),
 )
-def suggested_loader_workers(run: RunView) -> dict[str, int]:
+def suggested_loader_workers(run: RunView, digest: RankDigest) -> Value:
     """Workers that make batches as fast as training takes them, at most as many as a rank has cores for.
 
     A batch takes as long as the training thread is in its loader (:func:`loading_ms`), or as workers take
@@ -59,19 +58,19 @@ def suggested_loader_workers(run: RunView) -> dict[str, int]:
     most of the time (``training_thread_busy_frac``) need no core of their own: then as many workers share
     one. From 1 to 8.
     """
-    by_rank = {one.rank: one for one in run.job.ranks}
-    sharing = Counter((one.host, one.affinity) for one in by_rank.values())
+    return min(_needed_workers(run, digest), _room(run, digest))
 
-    def room(digest: RankDigest) -> int:
-        one = by_rank.get(digest.rank)
-        if one is None or one.cores is None:
-            return MOST_WORKERS
-        busy = training_thread_busy_frac(one) if loader_kind.of(digest) == LOADERS["single_process"] else 1.0
-        free = max(one.cores // sharing[one.host, one.affinity] - 1, 1)
-        share = 1.0 if isinstance(busy, Unknown) else max(float(busy), LEAST_BUSY)
-        return min(int(free / share), MOST_WORKERS)
 
-    return {str(digest.rank): min(_needed_workers(run, digest), room(digest)) for digest in run.digests}
+def _room(run: RunView, digest: RankDigest) -> int:
+    """Workers for which a rank has cores."""
+    one = run.job.rank(digest.rank)
+    if one is None or one.cores is None:
+        return MOST_WORKERS
+    sharing = sum((other.host, other.affinity) == (one.host, one.affinity) for other in run.job.ranks)
+    busy = training_thread_busy_frac(one) if loader_kind.of(digest) == LOADERS["single_process"] else 1.0
+    free = max(one.cores // sharing - 1, 1)
+    share = 1.0 if isinstance(busy, Unknown) else max(float(busy), LEAST_BUSY)
+    return min(int(free / share), MOST_WORKERS)
 
 
 def _needed_workers(run: RunView, digest: RankDigest) -> int:
@@ -114,20 +113,15 @@ def samples_in_code(run: RunView) -> Value:
     return "batch_size, sampler=sampler" if several and not whole else "batch_size"
 
 
-@run_fact(unit="fraction", scope="rank", needs=(loader_kind, suggested_loader_workers))
-def suggested_loader_interval_frac(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="fraction", needs=(loader_kind, suggested_loader_workers))
+def suggested_loader_interval_frac(run: RunView, digest: RankDigest) -> Value:
     """Time between two batches with the suggested workers, as a share of today's.
 
     The workers of today / ``suggested_loader_workers``, where the training thread counts as one worker; at
     most 1. Unknown where the workers of today are not known.
     """
-    suggested = suggested_loader_workers(run)
-
-    def pace(digest: RankDigest) -> Value:
-        today = _workers_of_today(run, digest)
-        return today if isinstance(today, Unknown) else min(today / suggested[str(digest.rank)], 1.0)
-
-    return {str(digest.rank): pace(digest) for digest in run.digests}
+    today = needed(_workers_of_today(run, digest))
+    return min(today / needed_number(suggested_loader_workers(run, digest)), 1.0)
 
 
 # -- settings of the loader
@@ -197,18 +191,17 @@ _NO_LOADER = "the manifest has no DataLoader"
 # -- the function of the script
 
 
-@run_fact(unit="text", scope="rank", needs=("host_ops", input_idle_ms))
-def loader_code(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("host_ops", input_idle_ms))
+def loader_code(run: RunView, digest: RankDigest) -> Value:
     """The function of the script that takes most of the loader's time, as "`__getitem__` (`data.py:12`)".
 
     From Python stacks, or a range that ``record_function`` names; "none" where neither shows half of
     :func:`input_idle_ms`. Of worker processes the function in which they make batches for half of their time
     or more. The line is where the function begins.
     """
-    found = places_in_idle_time(run, input_idle_ms, loading=True)
-    for rank in run.job.ranks:
-        if found.get(str(rank.rank)) == "none" and rank.machine.loader is not None:
-            found[str(rank.rank)] = worker_code(rank.machine.loader)
+    found, rank = place_in_idle_time(run, digest, input_idle_ms, loading=True), run.job.rank(digest.rank)
+    if found == "none" and rank is not None and rank.machine.loader is not None:
+        return worker_code(rank.machine.loader)
     return found
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
-from tracedoc.facts.catalog import digest_fact, run_fact
+from tracedoc.facts.catalog import digest_fact, ranks_fact, run_fact
 from tracedoc.ranks.code_places import place_alone
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
@@ -47,14 +45,14 @@ def pipeline_chunks(run: RunView) -> Value:
     return needed(_pipeline(run)).chunks
 
 
-@run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
-def stage(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count", needs=("collectives", "multi_rank"))
+def stage(run: RunView, digest: RankDigest) -> Value:
     """The stage of the pipeline that this rank is, from 0. Ranks of one stage hold the same layers."""
-    return _by_rank(run, lambda found, number: number)
+    return needed(_stage(run, digest))
 
 
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def stage_pass_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
+def stage_pass_ms(run: RunView, digest: RankDigest) -> Value:
     """What the fastest rank of this rank's stage works on forward and backward passes in a step, on average.
 
     From the first operation of a step to its last send or receive and the work that follows that, without the
@@ -62,68 +60,73 @@ def stage_pass_ms(run: RunView) -> dict[str, Value]:
     communication: the compute of all ranks is shared out by their arithmetic, since processes share cores,
     and time without operators counts as far as it is there in at least three quarters of the steps.
     """
-    return _by_rank(run, lambda found, number: float(found.stage_ns[number]) / 1e6)
+    number = needed(_stage(run, digest))
+    return float(needed(_pipeline(run)).stage_ns[number]) / 1e6
 
 
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def other_stages_pass_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
+def other_stages_pass_ms(run: RunView, digest: RankDigest) -> Value:
     """The mean of :func:`stage_pass_ms` over the other stages."""
-    return _by_rank(run, lambda found, number: float(np.delete(found.stage_ns, number).mean()) / 1e6)
+    return _others_ns(run, needed(_stage(run, digest))) / 1e6
 
 
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def even_stage_pass_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
+def even_stage_pass_ms(run: RunView, digest: RankDigest) -> Value:
     """The mean of :func:`stage_pass_ms` over all stages."""
-    return _by_rank(run, lambda found, number: float(found.stage_ns.mean()) / 1e6)
+    needed(_stage(run, digest))
+    return float(needed(_pipeline(run)).stage_ns.mean()) / 1e6
 
 
-@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
-def stage_surplus_frac(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="fraction", needs=("collectives", "multi_rank"))
+def stage_surplus_frac(run: RunView, digest: RankDigest) -> Value:
     """The share of :func:`stage_pass_ms` by which a stage is above the mean of all, below 0 for one below."""
-    return _by_rank(run, lambda found, number: 1.0 - float(found.stage_ns.mean() / found.stage_ns[number]))
+    number, stage_ns = needed(_stage(run, digest)), needed(_pipeline(run)).stage_ns
+    return 1.0 - float(stage_ns.mean() / stage_ns[number])
 
 
-@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=LONGER_AT)
-def stage_longer_at(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("collectives", "multi_rank"), values=LONGER_AT)
+def stage_longer_at(run: RunView, digest: RankDigest) -> Value:
     """At what this rank's stage takes longer than the others: "compute", or in a CPU run "host".
 
     "host" is time in which no operator runs: a sleep, files, Python. It is named where it makes half of the
     difference or more.
     """
-
-    def longer_at(found: Pipeline, number: int) -> Value:
-        longer = found.stage_ns[number] - np.delete(found.stage_ns, number).mean()
-        away = _away_longer_ns(found, number)
-        return "host" if away > 0 and away >= longer / 2 else "compute"
-
-    return _by_rank(run, longer_at)
+    number = needed(_stage(run, digest))
+    longer = needed(_pipeline(run)).stage_ns[number] - _others_ns(run, number)
+    away = _away_longer_ns(run, number)
+    return "host" if away > 0 and away >= longer / 2 else "compute"
 
 
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def stage_away_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
+def stage_away_ms(run: RunView, digest: RankDigest) -> Value:
     """How much longer than on the other stages no operator runs on this rank's in a step of a CPU run."""
-    return _by_rank(run, lambda found, number: max(_away_longer_ns(found, number), 0.0) / 1e6)
+    return max(_away_longer_ns(run, needed(_stage(run, digest))), 0.0) / 1e6
 
 
-@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank", stage, stage_away_ms))
-def stage_code(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("collectives", "multi_rank", stage, stage_away_ms))
+def stage_code(run: RunView, digest: RankDigest) -> Value:
     """The function of the script in which a rank is longer than those of other stages, or "none".
 
     It makes half of :func:`stage_away_ms`, by the stacks of both.
     """
-    stages = stage(run)
-
-    def code(rank: str, away_ms: Value) -> Value:
-        if not isinstance(away_ms, float) or away_ms <= 0:
-            return "none"
-        peers = [int(other) for other, number in stages.items() if number != stages[rank]]
-        return str(place_alone(run, int(rank), peers, away_ms, loading=False)[0] or "none")
-
-    return {rank: code(rank, away_ms) for rank, away_ms in stage_away_ms(run).items()}
+    own, away_ms = stage(run, digest), stage_away_ms(run, digest)
+    if not isinstance(away_ms, float) or away_ms <= 0:
+        return "none"
+    peers = [one.rank for one in run.digests if stage(run, one) != own]
+    return str(place_alone(run, digest.rank, peers, away_ms, loading=False)[0] or "none")
 
 
-def _away_longer_ns(found: Pipeline, number: int) -> float:
-    return float(found.stage_away_ns[number] - np.delete(found.stage_away_ns, number).mean())
+def _stage(run: RunView, digest: RankDigest) -> int | Unknown:
+    return needed(_pipeline(run)).stage_of_rank.get(digest.rank, NO_PIPELINE)
+
+
+def _others_ns(run: RunView, number: int) -> float:
+    return float(np.delete(needed(_pipeline(run)).stage_ns, number).mean())
+
+
+def _away_longer_ns(run: RunView, number: int) -> float:
+    away_ns = needed(_pipeline(run)).stage_away_ns
+    return float(away_ns[number] - np.delete(away_ns, number).mean())
 
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank"))
@@ -161,17 +164,6 @@ def pipeline_schedule_bubble_ms(run: RunView) -> Value:
 
 def _pipeline(run: RunView) -> Pipeline | Unknown:
     return pipeline(run) or NO_PIPELINE
-
-
-def _by_rank(run: RunView, measure: Callable[[Pipeline, int], Value]) -> dict[str, Value]:
-    found = pipeline(run)
-    if found is None:
-        return {str(digest.rank): NO_PIPELINE for digest in run.digests}
-    numbers = {place: number for number, places in enumerate(found.stages) for place in places}
-    return {
-        str(digest.rank): measure(found, numbers[place]) if place in numbers else NO_PIPELINE
-        for place, digest in enumerate(run.digests)
-    }
 
 
 # -- what stages and layers exchange

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from tracedoc.facts.catalog import NO_MANIFEST, of_manifest, run_fact
+from tracedoc.facts.catalog import NO_MANIFEST, job_of, ranks_fact, run_fact
 from tracedoc.ranks.run_view import RunView, meet_rarely
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, WINDOW, WRITTEN
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.trace.distinct import distinct, intersection, is_among
 from tracedoc.values import Unknown, Value, needed, once
@@ -135,18 +134,16 @@ def _logged(run: RunView) -> list[Steps] | Unknown:
     return known or reasons[0]
 
 
-@run_fact(unit="count", scope="rank")
-def logged_steps(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count")
+def logged_steps(run: RunView, digest: RankDigest) -> Value:
     """Steps of the whole run that were timed, less the first five and those that the capture touched."""
-    return of_manifest(run, lambda rank: _of(run, rank, lambda steps: int(steps.number.size)))
+    return int(needed(_logged_by(run, digest)).number.size)
 
 
-@run_fact(unit="ms", scope="rank")
-def logged_step_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms")
+def logged_step_ms(run: RunView, digest: RankDigest) -> Value:
     """Median time of these steps, from the end of one optimizer step to the end of the next, on the host."""
-    return of_manifest(
-        run, lambda rank: _of(run, rank, lambda steps: float(np.median(steps.length_ns)) / 1e6)
-    )
+    return float(np.median(needed(_logged_by(run, digest)).length_ns)) / 1e6
 
 
 @run_fact(unit="ms")
@@ -155,23 +152,22 @@ def logged_mean_step_ms(run: RunView) -> Value:
     return float(needed(job_steps(run)).length_ns.mean()) / 1e6
 
 
-@run_fact(unit="ms", scope="rank")
-def longest_gc_pause_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms")
+def longest_gc_pause_ms(run: RunView, digest: RankDigest) -> Value:
     """Most time that garbage collections took in one of these steps."""
-    return of_manifest(run, lambda rank: _of(run, rank, lambda steps: float(steps.paused_ns.max()) / 1e6))
+    return float(needed(_logged_by(run, digest)).paused_ns.max()) / 1e6
 
 
 @run_fact(unit="ms", needs=(longest_gc_pause_ms,))
 def worst_gc_pause_ms(run: RunView) -> Value:
     """The largest of :func:`longest_gc_pause_ms`: whichever rank collects, the others wait."""
-    known = [value for value in longest_gc_pause_ms(run).values() if isinstance(value, float)]
+    known = [value for value in longest_gc_pause_ms.by_rank(run).values() if isinstance(value, float)]
     needed(_logged(run))
     return max(known, default=0.0)
 
 
-def _of(run: RunView, rank: RankJob, measure: Callable[[Steps], Value]) -> Value:
-    steps = counted_steps(rank, _touched_on_any_rank(run))
-    return steps if isinstance(steps, Unknown) else measure(steps)
+def _logged_by(run: RunView, digest: RankDigest) -> Steps | Unknown:
+    return counted_steps(needed(job_of(run, digest)), _touched_on_any_rank(run))
 
 
 class JobSteps(msgspec.Struct, frozen=True, eq=False):

@@ -8,20 +8,27 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.catalog import ranks_fact, run_fact
 from tracedoc.ranks.code_places import has_stacks, more_work_place, most_work_place, place_alone
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.strategies.model_parallel import CONTEXT_GROUP
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace, place_of_frame
 from tracedoc.topics.pipeline.stages import pipeline
-from tracedoc.topics.straggler.late_ranks import CAUSE_SHARE, Straggler, noticeable_ns, stragglers
+from tracedoc.topics.straggler.late_ranks import (
+    CAUSE_SHARE,
+    Straggler,
+    late_by_rank,
+    noticeable_ns,
+    stragglers,
+)
 from tracedoc.topics.straggler.rank import foreign_turns_ms
-from tracedoc.topics.straggler.run import cost_ms, of_late
+from tracedoc.topics.straggler.run import cost_ms, late_at
 from tracedoc.topics.straggler.slow_gpus import slowness_by_rank
 from tracedoc.topics.straggler.uneven import work_excess
 from tracedoc.topics.straggler.work_before import CAUSES, did_before
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Unknown, Value, needed
 
 KERNEL_CAUSES = ("more kernels", "larger kernels", "slow GPU", "longer kernels")
 """What can be the matter with the kernels of a late rank."""
@@ -45,13 +52,12 @@ STACKS_ON_ALL = 8
 """In jobs of so many ranks ``tracedoc collect`` has all record a step with stacks."""
 
 
-@run_fact(
+@ranks_fact(
     unit="text",
-    scope="rank",
     needs=("collectives", "multi_rank", foreign_turns_ms),
     values=("none", *KERNEL_CAUSES, *CAUSES[1:], SHARED_GPU),
 )
-def straggler_cause(run: RunView) -> dict[str, Value]:
+def straggler_cause(run: RunView, digest: RankDigest) -> Value:
     """What this rank did longer than its peers before the collectives to which it came last.
 
     Each of its nanoseconds between two collectives has one cause; the one that explains half of the
@@ -65,7 +71,8 @@ def straggler_cause(run: RunView) -> dict[str, Value]:
     is turns of another process (:func:`foreign_turns_ms`).
     """
 
-    return of_late(run, lambda late: _cause(run, late), "none")
+    late = needed(late_at(run, digest))
+    return _cause(run, late) if late else "none"
 
 
 def _cause(run: RunView, late: Straggler) -> str:
@@ -91,84 +98,77 @@ def straggler_any_cause(run: RunView) -> Value:
     return cause if most >= CAUSE_SHARE * waited.total() else "none"
 
 
-@run_fact(unit="bool", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_shares_sequence(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="bool", needs=("collectives", "multi_rank"))
+def straggler_shares_sequence(run: RunView, digest: RankDigest) -> Value:
     """Whether this rank is late and in a group named for context parallelism, which shares its sequences.
 
     With a causal mask ranks that hold later parts attend to more than those that hold earlier ones.
     """
-    groups = [
-        one.ranks for one in run.matching.groups if len(one.ranks) > 1 and CONTEXT_GROUP.search(one.name)
-    ]
-    return of_late(run, lambda late: any(late.rank in ranks for ranks in groups), False)
+    named = [one for one in run.matching.groups if len(one.ranks) > 1 and CONTEXT_GROUP.search(one.name)]
+    return bool(needed(late_at(run, digest))) and any(digest.rank in one.ranks for one in named)
 
 
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_excess_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
+def straggler_excess_ms(run: RunView, digest: RankDigest) -> Value:
     """How much longer than its peers this rank is at its cause; 0 without one.
 
     The median over the steps in which others wait for it. The first captured one counts only where the cause
     shows in it: what came before its first collective may not be captured.
     """
-    return of_late(run, _excess_ms, 0.0)
+    late = needed(late_at(run, digest))
+    return _excess_ms(late) if late else 0.0
 
 
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_covered_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
+def straggler_covered_ms(run: RunView, digest: RankDigest) -> Value:
     """How much of :func:`straggler_excess_ms` nobody waits for, as the peers are at work themselves.
 
     It is that less :func:`straggler_cost_ms`; 0 for 2 % of the step or less.
     """
-    least_ms = noticeable_ns(run) / 1e6
-
-    def covered(late: Straggler) -> Value:
-        more_ms = _excess_ms(late) - cost_ms(run, late)
-        return more_ms if more_ms > least_ms else 0.0
-
-    return of_late(run, covered, 0.0)
+    late = needed(late_at(run, digest))
+    more_ms = _excess_ms(late) - cost_ms(run, late) if late else 0.0
+    return more_ms if more_ms > noticeable_ns(run) / 1e6 else 0.0
 
 
-@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"), values=PHASES)
-def straggler_phase(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("collectives", "multi_rank"), values=PHASES)
+def straggler_phase(run: RunView, digest: RankDigest) -> Value:
     """Where in the step this rank's host was longest away before a collective to which it came last.
 
     "the forward pass", "between forward and backward", "the backward pass", "between backward and optimizer",
     "the optimizer", "between two steps"; else "an unknown phase".
     """
-    return of_late(run, lambda late: PHASES[late.away_phase], PHASES[0])
+    late = needed(late_at(run, digest))
+    return PHASES[late.away_phase if late else 0]
 
 
-@run_fact(unit="text", scope="rank", needs=("multi_rank",))
-def straggler_peers(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("multi_rank",))
+def straggler_peers(run: RunView, digest: RankDigest) -> Value:
     """Who waits where this rank is late: "rank 0", say, in a job of two ranks, else "the other ranks"."""
-    ranks = [digest.rank for digest in run.digests]
-    found: dict[str, Value] = {str(rank): "the other ranks" for rank in ranks}
-    if len(ranks) == 2 and run.world_size in (2, None):
-        found = {str(rank): f"rank {other}" for rank, other in zip(ranks, reversed(ranks), strict=True)}
-    return found
+    others = [one.rank for one in run.digests if one is not digest]
+    alone = len(others) == 1 and run.world_size in (2, None)
+    return f"rank {others[0]}" if alone else "the other ranks"
 
 
-@run_fact(unit="bool", scope="rank")
-def is_rank_zero(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="bool")
+def is_rank_zero(run: RunView, digest: RankDigest) -> Value:
     """Whether this is rank 0, to which scripts give what is done once: logs, checkpoints, evaluation."""
-    return {str(digest.rank): digest.rank == 0 for digest in run.digests}
+    return digest.rank == 0
 
 
-@run_fact(unit="bool", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_alone(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="bool", needs=("collectives", "multi_rank"))
+def straggler_alone(run: RunView, digest: RankDigest) -> Value:
     """Whether this rank is late from something that no other rank does.
 
     The cause (:func:`straggler_cause`) is Python, code that no operator covers, launching, waiting for the
     GPU or copies, and no other rank takes a third or more of its time for that before the same collectives;
     or it is that the rank starts more kernels. False for a rank that nobody waits for.
     """
-    found: dict[str, Value] = {str(digest.rank): False for digest in run.digests}
-    found.update((str(late.rank), _does_alone(run, late)) for late in stragglers(run))
-    return found
+    late = late_by_rank(run).get(digest.rank)
+    return late is not None and _does_alone(run, late)
 
 
-@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_code(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("collectives", "multi_rank"))
+def straggler_code(run: RunView, digest: RankDigest) -> Value:
     """The function of the script in which a late rank takes longer than its peers, or "none".
 
     From the stacks of that rank alone, in its trace or in its step with stacks. What the function takes on
@@ -176,11 +176,9 @@ def straggler_code(run: RunView) -> dict[str, Value]:
     rank is longer at its cause. Of a rank with more kernels, or operators, it is the function that starts
     half or more of those that it starts beyond the others.
     """
-    found: dict[str, Value] = {str(digest.rank): "none" for digest in run.digests}
-    for late in stragglers(run):
-        shown = late_place(run, late)
-        found[str(late.rank)] = str(shown.place) if shown is not None else "none"
-    return found
+    late = late_by_rank(run).get(digest.rank)
+    shown = late_place(run, late) if late else None
+    return str(shown.place) if shown else "none"
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
@@ -204,40 +202,37 @@ def straggler_turn_code(run: RunView) -> Value:
     return str(max(alone, key=lambda one: one.time_ns, default="none"))
 
 
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_code_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
+def straggler_code_ms(run: RunView, digest: RankDigest) -> Value:
     """How much longer a late rank is in :func:`straggler_code` than the median rank that is not late.
 
     In steps that were recorded with stacks, which make Python slower. Of operators that are counted it is not
     known.
     """
-    found: dict[str, Value] = {str(digest.rank): Unknown("no function is named") for digest in run.digests}
-    for late in stragglers(run):
-        shown = late_place(run, late)
-        if shown is not None and late.cause == "kernels":
-            found[str(late.rank)] = Unknown("what it starts there is counted, not timed")
-        elif shown is not None:
-            alone = Unknown("no rank that is not late recorded stacks")
-            found[str(late.rank)] = shown.more_ns / 1e6 if shown.more_ns is not None else alone
-    return found
+    late = late_by_rank(run).get(digest.rank)
+    shown = late_place(run, late) if late else None
+    if late is None or shown is None:
+        return Unknown("no function is named")
+    if late.cause == "kernels":
+        return Unknown("what it starts there is counted, not timed")
+    alone = Unknown("no rank that is not late recorded stacks")
+    return shown.more_ns / 1e6 if shown.more_ns is not None else alone
 
 
-@run_fact(unit="text", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_recapture(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="text", needs=("collectives", "multi_rank"))
+def straggler_recapture(run: RunView, digest: RankDigest) -> Value:
     """The command that records the Python stacks that a late rank lacks, or "none".
 
     Asked of ranks that are late by code of their own process. In jobs of up to 8 ranks, and on rank 0, it is
     "tracedoc collect", elsewhere "tracedoc collect --ranks 0,77".
     """
-    found: dict[str, Value] = {str(digest.rank): "none" for digest in run.digests}
+    late, rank = late_by_rank(run).get(digest.rank), digest.rank
+    if late is None or rank in run.job.sources or has_stacks(run, rank):
+        return "none"
+    if not _is_in_code_of_rank(run, late):
+        return "none"
     few = (run.world_size or len(run.digests)) <= STACKS_ON_ALL
-    recorded = run.job.sources
-    for late in stragglers(run):
-        known = late.rank in recorded or has_stacks(run, late.rank)
-        if not known and _is_in_code_of_rank(run, late):
-            chosen = "" if few or late.rank == 0 else f" --ranks 0,{late.rank}"
-            found[str(late.rank)] = f"tracedoc collect{chosen}"
-    return found
+    return "tracedoc collect" + ("" if few or rank == 0 else f" --ranks 0,{rank}")
 
 
 def _is_in_code_of_rank(run: RunView, late: Straggler) -> bool:

@@ -104,6 +104,12 @@ def stragglers(run: RunView) -> tuple[Straggler, ...]:
     return tuple(sorted((one for one in found if one.gain_ns.any()), key=lambda one: -int(one.gain_ns.sum())))
 
 
+@once
+def late_by_rank(run: RunView) -> dict[int, Straggler]:
+    """The ranks for which others wait, by their numbers."""
+    return {one.rank: one for one in stragglers(run)}
+
+
 def noticeable_ns(run: RunView) -> float:
     """What a rank costs in a step at least that is late in it: 2 % of the analysed step, 0 without one."""
     step = run.analysed_step

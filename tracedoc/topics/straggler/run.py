@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from tracedoc.facts.catalog import run_fact
+from tracedoc.facts.catalog import ranks_fact, run_fact
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.step.long_steps import period_of
-from tracedoc.topics.straggler.late_ranks import Straggler, noticeable_ns, stragglers
+from tracedoc.topics.straggler.late_ranks import Straggler, late_by_rank, noticeable_ns, stragglers
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value, needed, needed_number
+from tracedoc.values import Unknown, Value, needed, needed_number, once
 
 MAINLY = 0.9
 """A rank that causes this share of all waiting for late ranks is the late one."""
@@ -24,8 +25,8 @@ NEARLY_ALWAYS = 0.75
 NOT_MATCHED = Unknown("no collective could be matched over the ranks")
 
 
-@run_fact(unit="ms", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_cost_ms(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
+def straggler_cost_ms(run: RunView, digest: RankDigest) -> Value:
     """How much shorter a step would be if nobody ever waited for this rank.
 
     All ranks are replayed from one meeting to the next, without this one's arrivals: the others' own work
@@ -34,43 +35,45 @@ def straggler_cost_ms(run: RunView) -> dict[str, Value]:
     that all ranks captured whole (or the mean, where that is more); 0 for a rank that nobody waits for. In
     a CPU trace it is what the median other rank of its groups waits for it, with no compute beside it.
     """
-    return of_late(run, lambda late: cost_ms(run, late), 0.0)
+    late = needed(late_at(run, digest))
+    return cost_ms(run, late) if late else 0.0
 
 
-@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_steps_frac(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="fraction", needs=("collectives", "multi_rank"))
+def straggler_steps_frac(run: RunView, digest: RankDigest) -> Value:
     """Share of the steps in which this rank costs the others most, and 2 % of the step or more."""
     worst = _worst_by_step(run)
-    return of_late(run, lambda late: worst.count(late.rank) / max(len(worst), 1), 0.0)
+    return worst.count(digest.rank) / max(len(worst), 1) if needed(late_at(run, digest)) else 0.0
 
 
-@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_share_frac(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="fraction", needs=("collectives", "multi_rank"))
+def straggler_share_frac(run: RunView, digest: RankDigest) -> Value:
     """This rank's share of all waiting for late ranks, over all steps."""
-    total = sum(int(late.gain_ns.sum()) for late in stragglers(run))
-    return of_late(run, lambda late: int(late.gain_ns.sum()) / total if total else 0.0, 0.0)
+    late, total = needed(late_at(run, digest)), sum(int(late.gain_ns.sum()) for late in stragglers(run))
+    return int(late.gain_ns.sum()) / total if late and total else 0.0
 
 
-@run_fact(unit="fraction", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_turns_frac(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="fraction", needs=("collectives", "multi_rank"))
+def straggler_turns_frac(run: RunView, digest: RankDigest) -> Value:
     """How much of the waiting for the latest rank of each step is for this one.
 
     Of each step counts the rank that costs the others most, by what it costs. 1 for a rank that is the
     latest whenever one is late, in whichever steps that is; where two take turns it is about a half.
     """
-    late = stragglers(run)
-    costs = np.stack([one.gain_ns for one in late]) if late else np.zeros((1, 1))
-    worst, largest = costs.argmax(axis=0), costs.max(axis=0)
+    late = needed(late_at(run, digest))
+    if late is None:
+        return 0.0
+    largest = np.max([one.gain_ns for one in stragglers(run)], axis=0)
+    mine = np.array([rank == late.rank for rank in _latest(run)])
     total = int(largest.sum())
-    return of_late(
-        run, lambda one: int(largest[worst == late.index(one)].sum()) / total if total else 0.0, 0.0
-    )
+    return int(largest[mine].sum()) / total if total else 0.0
 
 
-@run_fact(unit="count", scope="rank", needs=("collectives", "multi_rank"))
-def straggler_collectives_per_step(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count", needs=("collectives", "multi_rank"))
+def straggler_collectives_per_step(run: RunView, digest: RankDigest) -> Value:
     """Collectives of a step to which this rank comes last from work of its own, on average."""
-    return of_late(run, lambda late: len(late.operations) / max(len(late.steps), 1), 0.0)
+    late = needed(late_at(run, digest))
+    return len(late.operations) / max(len(late.steps), 1) if late else 0.0
 
 
 @run_fact(unit="fraction", needs=("collectives", "multi_rank"))
@@ -177,15 +180,9 @@ def straggler_steps_compared(run: RunView) -> Value:
     return 0 if is_matched(run) else NOT_MATCHED
 
 
-def of_late(run: RunView, measure: Callable[[Straggler], Value], otherwise: Value) -> dict[str, Value]:
-    """The values of ``measure`` of late ranks by rank, ``otherwise`` of ranks for which nobody waits."""
-    if not is_matched(run):
-        return {str(digest.rank): NOT_MATCHED for digest in run.digests}
-    late = {one.rank: one for one in stragglers(run)}
-    return {
-        str(digest.rank): measure(late[digest.rank]) if digest.rank in late else otherwise
-        for digest in run.digests
-    }
+def late_at(run: RunView, digest: RankDigest) -> Straggler | Unknown | None:
+    """What makes a rank late, ``None`` for one for which nobody waits."""
+    return late_by_rank(run).get(digest.rank) if is_matched(run) else NOT_MATCHED
 
 
 def is_matched(run: RunView) -> bool:
@@ -227,14 +224,19 @@ def _nobody_late(run: RunView) -> Unknown:
     return Unknown("no rank is late") if is_matched(run) else NOT_MATCHED
 
 
+@once
 def _worst_by_step(run: RunView) -> list[int | None]:
     """The rank that costs the others most in each step, ``None`` where nobody is late."""
     late = stragglers(run)
     if not late:
         return []
-    costs = np.stack([one.gain_ns for one in late])
     least = max(noticeable_ns(run), 1.0)
-    return [
-        late[place].rank if costs[place, column] >= least else None
-        for column, place in enumerate(costs.argmax(axis=0).tolist())
-    ]
+    costs = np.max([one.gain_ns for one in late], axis=0).tolist()
+    return [rank if ns >= least else None for rank, ns in zip(_latest(run), costs, strict=True)]
+
+
+@once
+def _latest(run: RunView) -> list[int]:
+    """The rank of late ones that costs most in each step, however little."""
+    late = stragglers(run)
+    return [late[place].rank for place in np.argmax([one.gain_ns for one in late], axis=0).tolist()]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.facts.catalog import manifest_fact, run_fact
+from tracedoc.facts.catalog import manifest_fact, ranks_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import SAME_KERNELS, Floats, work_shares
 from tracedoc.run.job import RankJob
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.work import MIN_CALLS, GemmTable
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 LEAST_KINDS = 3
 """A ratio over fewer kinds of kernels may be that of one shape or of one choice of the library."""
@@ -30,8 +29,8 @@ MOSTLY_ALONE = 0.5
 """Where fewer of the calls run without communication, those that do may be others on each rank."""
 
 
-@run_fact(unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
-def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ratio", needs=("gpu", "kernels", "multi_rank"))
+def gemm_slowdown_ratio(run: RunView, digest: RankDigest) -> Value:
     """How many times as long as its peers this GPU takes for the same matrix products.
 
     Dense products by kernel name and launch grid, in calls with no communication beside them: the 10 %
@@ -40,32 +39,25 @@ def gemm_slowdown_ratio(run: RunView) -> dict[str, Value]:
     rank that is alone in its stage of a pipeline, the stages that call most kinds equally often. Kinds
     that mix shapes, or that three ranks (both of two) do not share, are left out; three kinds are needed.
     """
-    return _of_ranks(run, lambda found: found.ratio)
+    return needed(slowness_by_rank(run)[digest.rank]).ratio
 
 
-@run_fact(unit="ratio", scope="rank", needs=("gpu", "kernels", "multi_rank"))
-def gemm_slowdown_low_ratio(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="ratio", needs=("gpu", "kernels", "multi_rank"))
+def gemm_slowdown_low_ratio(run: RunView, digest: RankDigest) -> Value:
     """Lower quartile over kinds of the ratio in :func:`gemm_slowdown_ratio`: a slow GPU is slow in most."""
-    return _of_ranks(run, lambda found: found.low_ratio)
+    return needed(slowness_by_rank(run)[digest.rank]).low_ratio
 
 
-@run_fact(unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
-def gemm_kinds_compared(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count", needs=("gpu", "kernels", "multi_rank"))
+def gemm_kinds_compared(run: RunView, digest: RankDigest) -> Value:
     """Kinds of matrix products that :func:`gemm_slowdown_ratio` compares."""
-    return _of_ranks(run, lambda found: found.kinds)
+    return needed(slowness_by_rank(run)[digest.rank]).kinds
 
 
-@run_fact(unit="count", scope="rank", needs=("gpu", "kernels", "multi_rank"))
-def gemm_peers_compared(run: RunView) -> dict[str, Value]:
+@ranks_fact(unit="count", needs=("gpu", "kernels", "multi_rank"))
+def gemm_peers_compared(run: RunView, digest: RankDigest) -> Value:
     """Other ranks with the same work in every step, with which :func:`gemm_slowdown_ratio` compares."""
-    return _of_ranks(run, lambda found: found.peers)
-
-
-def _of_ranks(run: RunView, measure: Callable[[Slowness], Value]) -> dict[str, Value]:
-    return {
-        str(rank): found if isinstance(found, Unknown) else measure(found)
-        for rank, found in slowness_by_rank(run).items()
-    }
+    return needed(slowness_by_rank(run)[digest.rank]).peers
 
 
 class Slowness(msgspec.Struct, frozen=True):
