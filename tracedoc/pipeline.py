@@ -34,6 +34,7 @@ from tracedoc.ranks.run_view import (
     RunView,
     build_run_view,
     ended_early,
+    ranks_of_other_steps,
     ranks_without_steps,
     shared_steps,
     with_source_steps,
@@ -221,7 +222,8 @@ def measure(
     if shared != chosen.steps:
         ranked, settled, unread = _read_ranks(run, replace(chosen, steps=shared), progress)
     seen, ranked = ranked, [digest for digest in ranked if digest.rank not in left_out]
-    unknown = [_left_out(digest) for digest in seen if digest.rank in left_out]
+    others = ranks_of_other_steps(seen)
+    unknown = [_left_out(digest, other=digest.rank in others) for digest in seen if digest.rank in left_out]
     if chosen.steps is not None and not any(digest.steps for digest in ranked):
         raise InputError(
             f"no step of {chosen.steps[0]}-{chosen.steps[1]} is in these traces",
@@ -254,7 +256,14 @@ def measure(
     return Measured(measure_run(view), _merged(limits), settled.cycle, settled.cycles)
 
 
-def _left_out(digest: RankDigest) -> Limit:
+def _left_out(digest: RankDigest, *, other: bool) -> Limit:
+    if other:
+        return Limit(
+            "rank-left-out",
+            f"rank {digest.rank} is left out: its steps {format_ranges([s.index for s in digest.steps])} are "
+            "none of the others', its file may be of another run",
+            "whether they wait for it is unknown, and all findings have low confidence",
+        )
     lost = any(limit.code == "lost-kernels" for limit in digest.limits)
     ended = "its file is cut off before" if digest.truncated else "its records end before"
     why = "kernels are missing in" if lost else ended

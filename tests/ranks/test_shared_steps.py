@@ -12,13 +12,22 @@ from tracedoc.testing import TraceBuilder
 STEP_MS = 100.0
 
 
-def run(folder: Path, last: Mapping[int, int], *, lost: Mapping[int, int] | None = None) -> Diagnosis:
-    """Diagnose ranks that show steps 0 to ``last`` whole, but for the kernels of step ``lost[rank]``."""
+def run(
+    folder: Path,
+    last: Mapping[int, int],
+    *,
+    lost: Mapping[int, int] | None = None,
+    first: Mapping[int, int] | None = None,
+) -> Diagnosis:
+    """Diagnose ranks that show steps 0 to ``last`` whole, but for the kernels of step ``lost[rank]``.
+
+    Steps are numbered from ``first[rank]`` on, where that is given.
+    """
     for rank, count in last.items():
         builder = TraceBuilder(rank, len(last))
         for index in range(count + 2):  # the last one only closes the one before
             start = STEP_MS * index
-            builder.step(index, start, start + 99)
+            builder.step(index + (first or {}).get(rank, 0), start, start + 99)
             for place in range(10):
                 at = start + 10 + 5 * place
                 if (lost or {}).get(rank) == index and place in (4, 5):
@@ -49,4 +58,11 @@ def test_a_rank_that_ended_before_a_step_was_whole_is_left_out(tmp_path: Path) -
     found = run(tmp_path, {0: 3, 1: 3, 2: -1})
     assert steps(found) == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
     assert found.summary.startswith("Rank 2 is left out: its records end before a step")
+    assert {one.severity for one in found.findings} <= {"note"}
+
+
+def test_a_rank_whose_steps_are_others_than_those_of_most_is_left_out(tmp_path: Path) -> None:
+    found = run(tmp_path, {0: 3, 1: 3, 2: 3}, first={2: 50})
+    assert steps(found) == {0: [0, 1, 2, 3], 1: [0, 1, 2, 3]}
+    assert found.summary.startswith("Rank 2 is left out: its steps 50-54 are none of the others'")
     assert {one.severity for one in found.findings} <= {"note"}

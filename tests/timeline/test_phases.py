@@ -87,6 +87,12 @@ def test_a_forward_operator_between_nodes_begins_another_micro_batch(tmp_path: P
     assert host_ms(timeline, Phase.FORWARD) == [(0, 20), (40, 60)]
 
 
+def test_what_a_node_calls_as_it_ends_in_whole_microseconds_is_no_other_micro_batch(tmp_path: Path) -> None:
+    trace = two_steps(device=None).host("aten::linear", 55, 55.001).host("aten::linear", 155, 156)
+    backward = host_ms(timeline_of(trace, tmp_path), Phase.BACKWARD)
+    assert backward == [(40, 80), (140, 155), (160, 180)]
+
+
 def test_what_the_engine_does_on_its_own_thread_stays_in_the_pass(tmp_path: Path) -> None:
     trace = TraceBuilder().step(0, 0, 100).host("aten::linear", 5, 10).backward(20, 40)
     trace.host("FSDP::pre_backward (layers.0)", 42, 46, thread="autograd", category="user_annotation")

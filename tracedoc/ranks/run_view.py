@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -217,10 +218,27 @@ def habitual(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def ranks_without_steps(digests: Sequence[RankDigest]) -> tuple[int, ...]:
-    """The ranks of which no step is known that others show whole: they are cut, or ended before all others.
+    """The ranks of which no step is known that others show whole.
 
-    None where others show no whole step either.
+    They are cut, or ended before all others, or their steps are others altogether.
     """
+    strangers = ranks_of_other_steps(digests)
+    ended = _ended_before([digest for digest in digests if digest.rank not in strangers])
+    return tuple(sorted({*strangers, *ended}))
+
+
+def ranks_of_other_steps(digests: Sequence[RankDigest]) -> tuple[int, ...]:
+    """The ranks none of whose numbered steps is one of those that more than half of the ranks show."""
+    if any(digest.step_source != "profiler" for digest in digests):
+        return ()
+    numbers = {digest.rank: {step.index for step in digest.steps} for digest in digests}
+    counts = Counter(number for mine in numbers.values() for number in mine)
+    usual = {number for number, count in counts.items() if 2 * count > len(digests)}
+    return tuple(rank for rank, mine in numbers.items() if usual and mine and not mine & usual)
+
+
+def _ended_before(digests: Sequence[RankDigest]) -> tuple[int, ...]:
+    """The ranks that are cut, or ended before a step that all others show whole; none without such a step."""
     known = {digest.rank: {step.index for step in digest.complete_steps} for digest in digests}
     others = [known[digest.rank] for digest in digests if not digest.cut and known[digest.rank]]
     whole = set.intersection(*others) if others else set().union(*known.values())

@@ -69,6 +69,10 @@ GRADIENT_ELEMENTS = 65_536
 """An all-reduce of fewer elements after the last node may carry a norm or a flag instead of gradients."""
 
 
+WHOLE_NS = 1_000
+"""Where times are whole microseconds, a call within one takes none, or one where it ends in the next."""
+
+
 class _Marks(msgspec.Struct, frozen=True, eq=False):
     """The host rows that separate the phases."""
 
@@ -226,7 +230,10 @@ def _passes(trace: Trace, marks: _Marks, nodes: Spans, boundaries: Int64Array) -
     Nor does the engine send or receive between two nodes: a pipeline does, between two passes.
     """
     gap_starts, gap_ends = nodes.ends[:-1], nodes.starts[1:]
-    starts, sent = trace.ts_ns[marks.stepping], marks.transfers
+    rows, sent = marks.stepping, marks.transfers
+    # Of times in whole microseconds, what a node calls last may begin as it ends.
+    called = (trace.dur_ns[rows] <= WHOLE_NS) & is_among(trace.ts_ns[rows], gap_starts)
+    starts = trace.ts_ns[rows[~called]]
     held = np.searchsorted(starts, gap_ends, side="left") - np.searchsorted(starts, gap_starts, side="left")
     # A call may seem to begin before the node has ended: old traces are good to a quarter of a microsecond.
     held += np.searchsorted(trace.ts_ns[sent], gap_ends, side="left")
