@@ -13,7 +13,7 @@ from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.collectives import input_payload
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.stalls import awaited_comm, blocking_comm
+from tracedoc.timeline.stalls import blocking_comm
 from tracedoc.topics.step.rank import NO_PHASES, host_step, in_step, whole_host_step
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.values import Unknown, Value, needed
@@ -67,8 +67,16 @@ def awaited_comm_ms(timeline: RankTimeline) -> Spans | Unknown:
     While it was not, the host keeps the GPU from computing, and without the communication it would still do
     so. Where launches cannot be linked, all exposed communication counts.
     """
-    needed(in_step(timeline))
-    return awaited_comm(timeline)
+    exposed, events = needed(in_step(timeline)).exposed_comm, timeline.events
+    mine = np.flatnonzero((events.classes == COMPUTE) & (events.device == timeline.device))
+    if not len(exposed) or not events.linked[mine].any():
+        return exposed
+    following = np.searchsorted(events.start_ns[mine], exposed.starts)
+    event = mine[np.minimum(following, mine.size - 1)]
+    known = events.linked[event] & (following < mine.size)
+    launched = np.where(known, events.launch_ns[event], exposed.starts)
+    begins = np.clip(launched, exposed.starts, exposed.ends)
+    return Spans.of(begins, exposed.ends)
 
 
 def _of_judged_step(timeline: RankTimeline) -> CollectiveTable:

@@ -13,31 +13,29 @@ from tracedoc.step.kernels.times import judged_kernels, small_kernel_rows
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import dtensor_dispatch, optimizer_spans
 from tracedoc.timeline.lags import CPU_IDLE_NS
+from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.script_code import place_around
-from tracedoc.timeline.stalls import (
-    CLEARLY_HIGH,
-    CLEARLY_LOW,
-    host_away_idle,
-    idle_of,
-    late_idle,
-    launch_interval_ns,
-    launch_pace_idle,
-    profiler_cost_ns,
-    short_kernel_idle,
-)
+from tracedoc.timeline.stalls import away_after_ns, idle_of
 from tracedoc.timeline.steps import HostStep
 from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import intersection, is_among
+from tracedoc.trace.distinct import distinct, intersection, is_among
 from tracedoc.trace.kernels import MATRIX
-from tracedoc.values import Unknown, Value, needed
+from tracedoc.values import Unknown, Value, needed, once
 
 NO_LAUNCH = Unknown("no launch belongs to the step")
 
 LAUNCH_NS = 10_000
 """Issuing one PyTorch kernel takes the host 5 to 10 us."""
+
+EVENT_COST_NS = 500
+"""What recording one event on the host costs it."""
+
+CLEARLY_LOW, CLEARLY_HIGH = 0.10, 0.20
+"""The profiler itself slows the host (:data:`EVENT_COST_NS`). Idle shares below the first are a pass with it,
+above the second a finding without it; between them only a step time without the profiler can decide."""
 
 
 @rank_fact(unit="ms", needs=("launches",))
@@ -46,8 +44,15 @@ def late_launch_idle_ms(timeline: RankTimeline) -> Value:
 
     Time that input, allocation, a blocking sync, compilation or garbage collection explains is not in it.
     """
-    late = late_idle(timeline)
-    return NO_STEP if late is None else late.total_ns / 1e6
+    return needed(late_idle(timeline)).total_ns / 1e6
+
+
+@once
+def late_idle(timeline: RankTimeline) -> Spans | Unknown:
+    """Idle time of the analysed step for want of a launch."""
+    if timeline.judged is None or timeline.idle is None:
+        return NO_STEP
+    return idle_of(timeline, "launch") | idle_of(timeline, "operator")
 
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the next kernel is not launched yet")
@@ -60,30 +65,74 @@ def launch_pace_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     the step where less than 10 % is left without the profiler's own cost on the host (0.5 us for each event
     that it recorded there): a trace alone does not show whether an unprofiled step has such gaps.
     """
-    spans, budget = launch_pace_idle(timeline), timeline.judged_budget
+    budget = timeline.judged_budget
     if budget is None:
         return NO_STEP
-    if spans is None:
-        return NO_LAUNCH
+    spans = needed(_paced(timeline))
     share = spans.total_ns / budget.window_ns if budget.window_ns else 0.0
-    less = share - profiler_cost_ns(timeline) / max(budget.window_ns, 1)
+    less = share - _profiler_cost_ns(timeline) / max(budget.window_ns, 1)
     if CLEARLY_LOW <= share < CLEARLY_HIGH and less < CLEARLY_LOW:
         return Unknown("the profiler's own cost on the host may explain this much idle time")
     return spans
+
+
+def _profiler_cost_ns(timeline: RankTimeline) -> int:
+    """The host's time, in ns, that recording the analysed step took; 0 where the step is not known."""
+    step, trace = timeline.judged_host_step, timeline.trace
+    if step is None:
+        return 0
+    recorded = trace.is_kind(Kind.CPU_OP, Kind.RUNTIME, Kind.ANNOTATION, Kind.PYTHON)
+    inside = (trace.ts_ns >= step.start_ns) & (trace.ts_ns < step.end_ns)
+    return int((recorded & inside).sum()) * EVENT_COST_NS
+
+
+@once
+def _paced(timeline: RankTimeline) -> Spans | Unknown:
+    """Late-launch idle time that the pace of launches explains, whatever the profiler costs."""
+    late, interval = late_idle(timeline), launch_interval_ns(timeline)
+    if isinstance(late, Unknown) or not timeline.launches.linked.any():
+        return NO_LAUNCH
+    if interval is None:
+        return Spans.empty()
+    lengths = late.ends - late.starts
+    # Where DTensors are dispatched the host is slow at launching, however long a gap is.
+    dispatched = dtensor_dispatch(timeline).covered_ns(late.starts, late.ends)
+    paced = lengths - dispatched <= away_after_ns(interval)
+    return Spans(late.starts[paced], late.ends[paced]) - idle_of(timeline, "operator")
+
+
+@once
+def launch_interval_ns(timeline: RankTimeline) -> float | None:
+    """Return the median time between two launches of the analysed step, on the thread that launches most."""
+    if timeline.judged is None:
+        return None
+    position = timeline.position_of(timeline.judged)
+    launches = timeline.launches.launch_rows
+    wanted = launches != NO_ROW
+    if position is not None:
+        wanted &= timeline.step_position == position
+    rows = distinct(launches[wanted])
+    if rows.size < 2:
+        return None
+    threads, counts = np.unique(timeline.trace.thread[rows], return_counts=True)
+    rows = rows[timeline.trace.thread[rows] == threads[np.argmax(counts)]]
+    if rows.size < 2:
+        return None
+    return float(np.median(np.diff(np.sort(timeline.trace.ts_ns[rows]))))
 
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the host launches nothing for long")
 def host_away_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Late-launch idle time of the median step that the pace of launches does not explain: long gaps, and
     operators that compute on the CPU for 0.2 ms or more without a call."""
-    return _known(host_away_idle(timeline))
+    paced = needed(_paced(timeline))
+    return needed(late_idle(timeline)) - paced
 
 
-@rank_fact(unit="count", needs=("launches",))
+@rank_fact(unit="count", needs=("launches", host_away_idle_ms))
 def host_away_gaps(timeline: RankTimeline) -> Value:
     """Number of gaps that :func:`host_away_idle_ms` adds up."""
-    spans = host_away_idle(timeline)
-    return NO_LAUNCH if spans is None else len(spans)
+    return len(needed(host_away_idle_ms(timeline)))
 
 
 @rank_fact(unit="ms", needs=("launches", "host_ops"))
@@ -93,8 +142,8 @@ def dtensor_idle_ms(timeline: RankTimeline) -> Value:
     Those of FSDP2 and of tensor parallelism are. The GPU waits for the next launch, and each operator goes
     through Python that works out how its result is sharded.
     """
-    paced, dispatched = launch_pace_idle(timeline), dtensor_dispatch(timeline)
-    if paced is None or not len(dispatched):
+    paced, dispatched = _paced(timeline), dtensor_dispatch(timeline)
+    if isinstance(paced, Unknown) or not len(dispatched):
         return Unknown("no operator of DTensors is in this trace")
     return (paced & dispatched).total_ns / 1e6 or Unknown("the GPU does not wait for it")
 
@@ -183,8 +232,7 @@ def short_kernel_idle_ms(timeline: RankTimeline) -> Value:
     A gap counts when the kernel before it is shorter than the median time between two launches: such a
     kernel cannot keep the GPU busy until the next one is launched, whatever its number.
     """
-    idle = short_kernel_idle(timeline)
-    return NO_LAUNCH if idle is None else total_ms(idle)
+    return needed(_after_short_kernels(timeline)).total_ns / 1e6
 
 
 @rank_fact(unit="ms", needs=("launches", "kernels"), interval="a short kernel, or idle time after one")
@@ -195,10 +243,7 @@ def short_kernel_ms(timeline: RankTimeline) -> Spans | Unknown:
     attention and the optimizer's kernels do not count. The idle time is that after kernels shorter than a
     launch.
     """
-    idle = short_kernel_idle(timeline)
-    if idle is None:
-        return NO_LAUNCH
-    rows = _in_chains(timeline)
+    idle, rows = needed(_after_short_kernels(timeline)), _in_chains(timeline)
     return idle | Spans.of(timeline.trace.ts_ns[rows], timeline.trace.end_ns[rows])
 
 
@@ -214,8 +259,19 @@ def _in_chains(timeline: RankTimeline) -> npt.NDArray[np.intp]:
     return rows if isinstance(of_optimizer, Unknown) else rows[~is_among(rows, of_optimizer)]
 
 
-def _known(spans: Spans | None) -> Spans | Unknown:
-    return NO_LAUNCH if spans is None else spans
+@once
+def _after_short_kernels(timeline: RankTimeline) -> Spans | Unknown:
+    """Late-launch idle time behind kernels that are shorter than the time between two launches."""
+    interval, late = launch_interval_ns(timeline), needed(_paced(timeline))
+    if interval is None:
+        return NO_LAUNCH
+    own = timeline.events.on(timeline.device)
+    order = np.argsort(own.end_ns, kind="stable")
+    before = np.searchsorted(own.end_ns[order], late.starts, side="right") - 1
+    event = order[np.maximum(before, 0)]
+    duration = own.end_ns[event] - own.start_ns[event]
+    short = (before >= 0) & (duration < interval)
+    return Spans(late.starts[short], late.ends[short])
 
 
 # -- the optimizer

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.launches import Rows
-from tracedoc.timeline.stalls import pageable_rows, pageable_stall
+from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.topics.step.rank import NO_STEP, idle_of_cause, in_step
 from tracedoc.trace import vocabulary
+from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import is_among
 from tracedoc.values import Unknown, Value, needed
 
 NO_LOADER = Unknown("no torch DataLoader is visible in this trace")
@@ -77,12 +80,26 @@ def pageable_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     Exposed time of the copies themselves, and idle time while the host is inside the call that made one
     (a copy from pageable memory blocks the host until it is staged).
     """
-    needed(in_step(timeline))
-    needed(_pageable(timeline))
-    return pageable_stall(timeline)
+    step, rows, trace = needed(in_step(timeline)), needed(_pageable(timeline)), timeline.trace
+    copies = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    launches = timeline.launches.launch_rows[is_among(timeline.launches.gpu_rows, rows)]
+    launches = launches[launches != NO_ROW]
+    calls = Spans.of(trace.ts_ns[launches], trace.end_ns[launches])
+    return (copies & step.exposed_copy) | (calls & step.busy.complement(step.start_ns, step.end_ns))
 
 
 def _pageable(timeline: RankTimeline) -> Rows | Unknown:
-    """The copies from pageable memory to the device in the analysed step."""
-    amd = timeline.trace.info.vendor == "amd"
-    return NOT_TOLD_APART if amd else pageable_rows(timeline)
+    """The copies from pageable memory to the device that ran in the analysed step."""
+    window, trace = timeline.judged, timeline.trace
+    if trace.info.vendor == "amd":
+        return NOT_TOLD_APART
+    if window is None or timeline.device is None:
+        return np.empty(0, dtype=np.intp)
+    rows = trace.kind_rows_between(Kind.MEMCPY, window.start_ns, window.end_ns)
+    rows = rows[trace.device[rows] == timeline.device]
+    return np.asarray(rows[trace.named_among(rows, _is_pageable_copy)])
+
+
+def _is_pageable_copy(name: str) -> bool:
+    copy = vocabulary.copy_kind(name)
+    return copy.direction == "HtoD" and copy.source_memory.lower() == "pageable"

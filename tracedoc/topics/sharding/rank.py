@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
+from tracedoc.timeline.activity import Activity
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.shards.shard_units import (
     FORWARD,
@@ -21,14 +22,8 @@ from tracedoc.timeline.shards.shard_units import (
     unit_elements,
 )
 from tracedoc.timeline.shards.times import block_count, picked
-from tracedoc.timeline.stalls import (
-    cpu_optimizer_idle,
-    cpu_optimizer_spans,
-    hook_idle,
-    large_host_copies,
-    offload_stall,
-    offloads,
-)
+from tracedoc.timeline.stalls import cpu_optimizer_spans, large_host_copies, offloads
+from tracedoc.topics.host.rank import CLEARLY_HIGH, late_idle
 from tracedoc.topics.step.rank import NO_STEP, in_step
 from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value, needed, needed_number
@@ -253,8 +248,11 @@ def sharding_hook_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """
     if timeline.units is None or not len(timeline.units.units.hooks):
         return NO_HOOKS
-    spans = hook_idle(timeline)
-    return NO_STEP if spans is None else spans
+    idle, budget = late_idle(timeline), timeline.judged_budget
+    if isinstance(idle, Unknown) or budget is None or not timeline.launches.linked.any():
+        return NO_STEP
+    unsure = idle.total_ns < CLEARLY_HIGH * budget.window_ns
+    return Spans.empty() if unsure else idle & timeline.units.units.hooks
 
 
 # -- offloading
@@ -278,8 +276,13 @@ def offloaded_bytes_per_step(timeline: RankTimeline) -> Value:
 @rank_fact(unit="ms", needs=("gpu", "kernels", "host_ops"))
 def cpu_optimizer_idle_ms(timeline: RankTimeline) -> Value:
     """Time of the median step in which the GPU is idle while an optimizer runs that launches no kernels."""
-    needed(in_step(timeline))
-    return cpu_optimizer_idle(timeline, cpu_optimizer_spans(timeline)).total_ns / 1e6
+    return _under_cpu_optimizer(timeline, needed(in_step(timeline))).total_ns / 1e6
+
+
+def _under_cpu_optimizer(timeline: RankTimeline, step: Activity) -> Spans:
+    if timeline.device is None:
+        return Spans.empty()
+    return step.busy.complement(step.start_ns, step.end_ns) & cpu_optimizer_spans(timeline)
 
 
 @rank_fact(
@@ -289,5 +292,8 @@ def cpu_optimizer_idle_ms(timeline: RankTimeline) -> Value:
 )
 def offload_stall_ms(timeline: RankTimeline) -> Spans | Unknown:
     """What offloading costs the median step: exposed large copies, and idle time under a CPU optimizer."""
-    needed(in_step(timeline))
-    return offload_stall(timeline)
+    step, rows, trace = needed(in_step(timeline)), large_host_copies(timeline), timeline.trace
+    idle = _under_cpu_optimizer(timeline, step)
+    if not offloads(timeline, cpu_optimizer_spans(timeline)):
+        return idle
+    return (Spans.of(trace.ts_ns[rows], trace.end_ns[rows]) & step.exposed_copy) | idle
