@@ -12,7 +12,7 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import without_collectives
 from tracedoc.whatif.changes.reductions import backward_pass
 
@@ -21,8 +21,9 @@ MOST_PIECES = 64
 """A message is cut into so many pieces at most: more of them would change little."""
 
 
+@as_change(Parameter("mib", "how large a message becomes at most", 25.0, 0.01, 65536))
 def cap_buckets(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Send gradients in messages of at most a size: small ones are put together, large ones cut."""
+    """Gradients travel in messages of a size, as with bucket_cap_mb: small ones together, large ones cut."""
     joins = program.layout.joins
     if not (joins.nbytes[_reductions(program)] > 0).all():
         return NotApplicable("the sizes of the step's gradient messages are not known")
@@ -194,13 +195,3 @@ def _computed_backward(layout: Layout) -> tuple[Index, Index]:
     events = np.flatnonzero(layout.computes & backward & (layout.point != NONE))
     events = events[np.argsort(layout.point[events], kind="stable")]
     return events, layout.point[events]
-
-
-CHANGES = (
-    Change(
-        "cap-buckets",
-        "gradients travel in messages of a size, as with bucket_cap_mb: small ones together, large ones cut",
-        cap_buckets,
-        (Parameter("mib", "how large a message becomes at most", 25.0, 0.01, 65536),),
-    ),
-)

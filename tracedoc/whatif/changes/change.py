@@ -68,6 +68,21 @@ class Change(msgspec.Struct, frozen=True):
     assumption: str = ""
     units: float = 1.0
 
+    def __call__(self, program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+        """Edit a program."""
+        return self.edit(program, arguments)
+
+
+def as_change(*parameters: Parameter, assuming: str = "", units: float = 1.0) -> Callable[[Edit], Change]:
+    """Make an edit a change of its name, with hyphens; the first sentence of its docstring is told."""
+
+    def made(edit: Edit) -> Change:
+        said = (edit.__doc__ or "").partition("\n")[0].removesuffix(".")
+        name = edit.__name__.replace("_", "-")
+        return Change(name, said[:1].lower() + said[1:], edit, parameters, assuming, units)
+
+    return made
+
 
 def checked_values(change: Change, given: Mapping[str, Value]) -> dict[str, Value]:
     """Return the values of all parameters; raises :class:`ChangeError` for a wrong one."""

@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import Layout, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
-from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import without_collectives
 
 SHARE_BETWEEN = (1.0, 1.0, 0.5)
@@ -16,8 +16,9 @@ SHARE_BESIDE = (1.0, 0.5, 0.0)
 after the last: values are made, reduced and read there."""
 
 
+@as_change(assuming="the host's work between two of them goes with them")
 def no_extra_messages(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let ranks exchange nothing but what training needs, and the host not wait for it."""
+    """No barriers, and no small messages that training does not need, as of metrics."""
     layout, joins = program.layout, program.layout.joins
     extra = joins.extra & program.launched
     if not extra.any():
@@ -65,14 +66,3 @@ def _taken(program: RunProgram, extra: Mask, waits: Mask) -> Int64Array:
     taken = np.where(within, lag * of_scenario(program.scenario, *SHARE_BETWEEN), 0.0)
     beside = np.minimum(lag, usual) * of_scenario(program.scenario, *SHARE_BESIDE)
     return np.rint(np.maximum(np.where(mine ^ behind, beside, taken), 0)).astype(np.int64)
-
-
-CHANGES = (
-    Change(
-        "no-extra-messages",
-        "no barriers, and no small messages that training does not need, as of metrics",
-        no_extra_messages,
-        (),
-        "the host's work between two of them goes with them",
-    ),
-)

@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.transfers import collectives_of
 
 PASSES = {
@@ -17,8 +17,16 @@ PASSES = {
 }
 
 
+@as_change(
+    Parameter("units", "how many units ahead", 1.0, 1, 16),
+    Parameter("pass", "which gathers", "both", choices=tuple(PASSES)),
+    assuming="there is memory for what is gathered ahead",
+)
 def gather_ahead(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Start each gather when the one some units before it starts today, and launch it then."""
+    """Parameters are gathered this many units before they are needed, as with prefetching.
+
+    Each starts when the one some units before it starts today, and is launched then.
+    """
     chosen = gathers_of(program, arguments.word("pass"))
     moved, model = pairs(program, chosen, int(arguments.number("units")))
     if moved.size == 0:
@@ -56,8 +64,9 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
     return edited.tied(layout.point[called], target[launched], layout.launch_lag[called], of_point=True)
 
 
+@as_change(assuming="there is memory for all gathered parameters")
 def keep_gathered(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Gather parameters once a step: those of the backward pass are still there."""
+    """Parameters stay gathered from the forward to the backward pass."""
     chosen = gathers_of(program, "backward")
     if not chosen.any() or not gathers_of(program, "forward").any():
         return NotApplicable("no parameters are gathered again for the backward pass")
@@ -134,24 +143,3 @@ def _held_up(program: RunProgram) -> Mask:
     awaited[layout.cause_from[layout.to_host]] = layout.cause_to[layout.to_host]
     point, wait = layout.point[joins.event], awaited[joins.event]
     return np.asarray((point >= 0) & (wait == point + 1) & (program.lag[wait] <= 0))
-
-
-CHANGES = (
-    Change(
-        "gather-ahead",
-        "parameters are gathered this many units before they are needed, as with prefetching",
-        gather_ahead,
-        (
-            Parameter("units", "how many units ahead", 1.0, 1, 16),
-            Parameter("pass", "which gathers", "both", choices=tuple(PASSES)),
-        ),
-        "there is memory for what is gathered ahead",
-    ),
-    Change(
-        "keep-gathered",
-        "parameters stay gathered from the forward to the backward pass",
-        keep_gathered,
-        (),
-        "there is memory for all gathered parameters",
-    ),
-)

@@ -14,10 +14,10 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.whatif.changes.change import (
     Arguments,
-    Change,
     Mask,
     NotApplicable,
     Parameter,
+    as_change,
     of_scenario,
     scaled,
 )
@@ -66,15 +66,20 @@ def allocated(program: RunProgram, own: Times) -> Removal | None:
     return Removal.of(own=np.where(calls, own, 0), dropped=freed)
 
 
+@as_change(assuming="nothing needs the values earlier; at best the code right after the waits goes with them")
 def no_sync(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Never wait for the GPU: synchronisation, and copies to the host that block."""
+    """The host never waits for the GPU.
+
+    It does in synchronisation, and in copies to the host that block.
+    """
     if program.layout.is_cpu:
         return ON_CPUS
     return removed(program, synced(program, program.own), "the host never waits for the GPU in the step")
 
 
+@as_change(Parameter("by", "the factor, from 0 to 1", 0.5, 0.0, 1.0))
 def faster_host(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let the host take a part of its time between calls."""
+    """The host takes this share of its time between two calls; 0 for a host that costs nothing."""
     if program.layout.is_cpu:
         return ON_CPUS
     return _paced(program, arguments.number("by"), _working(program))
@@ -94,18 +99,27 @@ def paced_updates(program: RunProgram, shares: tuple[float, float, float]) -> Ru
     return _paced(program, of_scenario(program.scenario, *shares), _in_parts(program, (Phase.OPTIMIZER,)))
 
 
+@as_change(assuming="shapes are static, and no control flow depends on data")
 def capture_graph(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let the kernels of the forward and backward pass cost the host next to nothing."""
+    """Forward and backward pass are CUDA graphs, and cost the host next to nothing."""
     return paced_passes(program, CAPTURED_HOST)
 
 
+@as_change()
 def calm_allocator(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Take no time for allocating and freeing device memory."""
+    """Device memory is neither allocated nor freed in the step."""
     return removed(program, allocated(program, program.own), "no memory is allocated or freed in the step")
 
 
+@as_change(
+    Parameter("by", "time between two batches, as a share of today's; 0: always ready", 0.0, 0.0, 1.0),
+    assuming="worker processes have spare cores (else up to half of the gain is lost)",
+)
 def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let workers make batches ahead, in a share of the time that passes between two today."""
+    """Batches are made ahead, by worker processes.
+
+    They take a share of the time that passes between two today.
+    """
     layout = program.layout
     loads = layout.kind == Call.INPUT
     if not loads.any():
@@ -123,9 +137,11 @@ def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     return program.edited(lag=lag, own=own, ready=scaled(made, made >= 0, arguments.number("by")))
 
 
+@as_change(assuming="pinned copies take 15 to 50 % of the time of pageable ones")
 def pin_copies(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Copy batches from pinned memory: the call does not block, and the copy is faster.
+    """Batches are copied from pinned memory, without blocking the host.
 
+    The call does not block, and the copy is faster.
     At best it runs beside compute, on a stream of its own.
     """
     layout = program.layout
@@ -142,8 +158,12 @@ def pin_copies(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     )
 
 
+@as_change(
+    Parameter("ms", "the time in ms that it takes in a step, on the rank where it takes least", None, 0.0),
+    assuming="the step does not need what it makes, or finds it made",
+)
 def skip_code(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let no rank be in the script's own code between operators for as long as a function takes.
+    """On CPUs, code of the script that takes so long between operators runs outside the step.
 
     The longest pauses of each rank go, until they are as long as the function is at least: one rank may take
     longer at it than another. What else of them is not the function's stays in the slow scenario.
@@ -190,53 +210,3 @@ def _paced(program: RunProgram, factor: float, chosen: Mask) -> RunProgram | Not
     if not (program.lag[chosen] > 0).any():
         return NotApplicable("the capture shows no work of the host there")
     return program.edited(lag=scaled(program.lag, chosen, factor))
-
-
-CHANGES = (
-    Change(
-        "no-sync",
-        "the host never waits for the GPU",
-        no_sync,
-        (),
-        "nothing needs the values earlier; at best the code right after the waits goes with them",
-    ),
-    Change(
-        "faster-host",
-        "the host takes this share of its time between two calls; 0 for a host that costs nothing",
-        faster_host,
-        (Parameter("by", "the factor, from 0 to 1", 0.5, 0.0, 1.0),),
-    ),
-    Change(
-        "capture-graph",
-        "forward and backward pass are CUDA graphs, and cost the host next to nothing",
-        capture_graph,
-        (),
-        "shapes are static, and no control flow depends on data",
-    ),
-    Change(
-        "skip-code",
-        "on CPUs, code of the script that takes so long between operators runs outside the step",
-        skip_code,
-        (
-            Parameter(
-                "ms", "the time in ms that it takes in a step, on the rank where it takes least", None, 0.0
-            ),
-        ),
-        "the step does not need what it makes, or finds it made",
-    ),
-    Change("calm-allocator", "device memory is neither allocated nor freed in the step", calm_allocator),
-    Change(
-        "feed-input",
-        "batches are made ahead, by worker processes",
-        feed_input,
-        (Parameter("by", "time between two batches, as a share of today's; 0: always ready", 0.0, 0.0, 1.0),),
-        "worker processes have spare cores (else up to half of the gain is lost)",
-    ),
-    Change(
-        "pin-copies",
-        "batches are copied from pinned memory, without blocking the host",
-        pin_copies,
-        (),
-        "pinned copies take 15 to 50 % of the time of pageable ones",
-    ),
-)

@@ -13,10 +13,10 @@ from tracedoc.step.program import Call, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import (
     Arguments,
-    Change,
     Mask,
     NotApplicable,
     Parameter,
+    as_change,
     of_scenario,
     scaled,
 )
@@ -73,8 +73,12 @@ def batch_work(program: RunProgram) -> tuple[Int64Array, Int64Array]:
     return dur, lag
 
 
+@as_change(
+    Parameter("share", "the share of a batch's places that is padding now", 0.3, 0.0, 1.0),
+    assuming="kernels of half the work take a half to five eighths of their time",
+)
 def less_padding(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let both passes do a share of their work less, and send as much less of samples."""
+    """Batches hold no padding: a share of the work of both passes goes."""
     dur, lag = batch_work(program)
     if not dur.any() and not lag.any():
         return NotApplicable("the capture does not show what belongs to the forward and backward pass")
@@ -87,13 +91,22 @@ def less_padding(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
     )
 
 
+@as_change(
+    Parameter("of", "which kernels", "all", choices=tuple(GROUPS)),
+    Parameter("by", "the factor, above 1 for faster ones", 2.0, 0.1, 100.0),
+    assuming="{of} kernels run {by:g} times as fast",
+)
 def faster_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let kernels of a group take less time."""
+    """Kernels of a group are this many times as fast."""
     return _faster(program, arguments.word("of"), arguments.number("by"))
 
 
+@as_change(
+    Parameter("by", "how many times as fast they are then", 2.0, 1.0, 100.0),
+    assuming="matrix kernels run {by:.2g} times as fast, give or take a third",
+)
 def fewer_bits(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let matrix kernels take less time, a third more or less of it than is likely."""
+    """Matrix products are computed in 16 bits, or in TF32."""
     by = arguments.number("by")
     least, most = max(by * (1 - PRECISION_DOUBT), 1.0), by * (1 + PRECISION_DOUBT)
     return _faster(program, "matrix", of_scenario(program.scenario, most, by, least))
@@ -108,8 +121,11 @@ def _faster(program: RunProgram, group: str, by: float) -> RunProgram | NotAppli
     return program.edited(dur=scaled(program.dur, chosen, 1.0 / by))
 
 
+@as_change(
+    Parameter("of", "how: fused attention, no reordering, tensor cores ...", "fusion", choices=tuple(WASTES))
+)
 def better_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let kernels take what the same takes computed another way."""
+    """Kernels of a kind take what the same takes computed another way."""
     return without_waste(program, *WASTES[arguments.word("of")])
 
 
@@ -173,23 +189,31 @@ def fused_updates(program: RunProgram, dur: Times) -> Removal | None:
     return Removal.of(dur=taken, gap=gap, doubt=UNFUSED_DOUBT if single.any() else 0.0)
 
 
+@as_change()
 def fuse_optimizer(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let the optimizer cost the host little, and its kernels less."""
+    """The optimizer is fused: few launches, each value read and written once."""
     paced = paced_updates(program, FUSED_HOST)
     edited = program if isinstance(paced, NotApplicable) else paced
     removal = fused_updates(edited, edited.dur)
     return paced if removal is None or program.layout.is_cpu else without(edited, [removal])
 
 
+@as_change(assuming="compiled code needs 20 to 80 % of today's host time")
 def compile_model(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let the host take a part of its time for the passes, and chains of kernels be one."""
+    """Forward and backward pass are compiled: fewer launches, each at less cost, and fused kernels."""
     paced = paced_passes(program, COMPILED_HOST)
     fused = without_waste(program if isinstance(paced, NotApplicable) else paced, *WASTES["fusion"])
     return paced if isinstance(fused, NotApplicable) else fused
 
 
+@as_change(
+    assuming="kernels take 1.6 to 2 times as long, gradient messages and optimizer as long as now", units=2.0
+)
 def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Do twice the work a step: kernels and copies of both passes, messages of samples, the next batch."""
+    """A step does twice the work; the answer is the time for as much work as today.
+
+    Kernels and copies of both passes, messages of samples and the next batch grow.
+    """
     layout = program.layout
     passes = np.isin(layout.event_part, PASSES)
     if not (passes & layout.computes).any():
@@ -208,8 +232,12 @@ def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
     )
 
 
+@as_change(
+    Parameter("stays", "the share of the recomputation that stays", 0.0, 0.0, 1.0),
+    assuming="there is memory for the activations",
+)
 def no_recompute(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Keep activations: nothing, or only a part, is computed twice."""
+    """Activations are kept instead of recomputed."""
     layout, stays = program.layout, arguments.number("stays")
     again = (layout.event_part == Phase.RECOMPUTE) & layout.computes
     points, ns = layout.at(Doing.RECOMPUTING)
@@ -218,68 +246,3 @@ def no_recompute(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
     lag = scaled(program.lag.astype(np.int64), (layout.part == Phase.RECOMPUTE) & ~layout.is_cpu, stays)
     lag[points] = np.maximum(lag[points] - np.rint(ns * (1 - stays)).astype(np.int64), 0)
     return program.edited(dur=scaled(program.dur, again, stays), lag=lag)
-
-
-CHANGES = (
-    Change(
-        "better-kernels",
-        "kernels of a kind take what the same takes computed another way",
-        better_kernels,
-        (
-            Parameter(
-                "of", "how: fused attention, no reordering, tensor cores ...", "fusion", choices=tuple(WASTES)
-            ),
-        ),
-    ),
-    Change(
-        "compile-model",
-        "forward and backward pass are compiled: fewer launches, each at less cost, and fused kernels",
-        compile_model,
-        (),
-        "compiled code needs 20 to 80 % of today's host time",
-    ),
-    Change(
-        "fuse-optimizer",
-        "the optimizer is fused: few launches, each value read and written once",
-        fuse_optimizer,
-    ),
-    Change(
-        "faster-kernels",
-        "kernels of a group are this many times as fast",
-        faster_kernels,
-        (
-            Parameter("of", "which kernels", "all", choices=tuple(GROUPS)),
-            Parameter("by", "the factor, above 1 for faster ones", 2.0, 0.1, 100.0),
-        ),
-        "{of} kernels run {by:g} times as fast",
-    ),
-    Change(
-        "fewer-bits",
-        "matrix products are computed in 16 bits, or in TF32",
-        fewer_bits,
-        (Parameter("by", "how many times as fast they are then", 2.0, 1.0, 100.0),),
-        "matrix kernels run {by:.2g} times as fast, give or take a third",
-    ),
-    Change(
-        "double-batch",
-        "a step does twice the work; the answer is the time for as much work as today",
-        double_batch,
-        (),
-        "kernels take 1.6 to 2 times as long, gradient messages and optimizer as long as now",
-        units=2.0,
-    ),
-    Change(
-        "less-padding",
-        "batches hold no padding: a share of the work of both passes goes",
-        less_padding,
-        (Parameter("share", "the share of a batch's places that is padding now", 0.3, 0.0, 1.0),),
-        "kernels of half the work take a half to five eighths of their time",
-    ),
-    Change(
-        "no-recompute",
-        "activations are kept instead of recomputed",
-        no_recompute,
-        (Parameter("stays", "the share of the recomputation that stays", 0.0, 0.0, 1.0),),
-        "there is memory for the activations",
-    ),
-)

@@ -12,7 +12,7 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.whatif.changes.buckets import carried, merged_into_last
-from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, of_scenario
+from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import (
     of_units,
     started_as,
@@ -36,8 +36,9 @@ class Queue:
         self.group = np.cumsum(np.isin(np.arange(parts.size), self.first)) - 1
 
 
+@as_change(assuming="there is memory for two gathered blocks")
 def merge_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Gather and reduce the units of a block in one call each.
+    """The sharded units of a block become one, gathered and reduced in one call each.
 
     A block is gathered when its first unit is needed, as many blocks ahead as units are today; its gradients
     are reduced when those of its last unit are there. The latency and the hooks of the others disappear.
@@ -170,14 +171,3 @@ def _less_hooks(program: RunProgram, merged: RunProgram, gone: float) -> npt.NDA
     less = np.rint(hook_ns * (gone * of_scenario(program.scenario, *HOOKS_GONE))).astype(np.int64)
     lag[hooks] = np.maximum(lag[hooks] - less, 0)
     return lag
-
-
-CHANGES = (
-    Change(
-        "merge-units",
-        "the sharded units of a block become one, gathered and reduced in one call each",
-        merge_units,
-        (),
-        "there is memory for two gathered blocks",
-    ),
-)

@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, of_scenario
+from tracedoc.whatif.changes.change import Arguments, NotApplicable, as_change, of_scenario
 
 UPDATE_SHARES = (0.1, 0.2, 0.35)
 """An update on the GPU takes this share of what copying the gradients to the host takes.
@@ -16,8 +16,14 @@ It moves some 14 times their bytes (AdamW in mixed precision: 28 bytes a paramet
 memory that is 40 to 140 times as fast as the link to the host."""
 
 
+@as_change(
+    assuming="they fit into GPU memory, and an update there takes 10 to 35 % of today's copies to the host"
+)
 def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Copy nothing to the host and back, and update on the GPU, right after the last gradients."""
+    """Parameters, gradients and optimizer stay on the GPU.
+
+    Nothing is copied to the host and back; the update comes right after the last gradients.
+    """
     layout = program.layout
     copies = layout.offload_event
     down = copies[layout.group[copies] == Group.COPY_OUT]
@@ -46,14 +52,3 @@ def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
             first.append(int(compute[np.argmin(layout.point[compute])]))
     edited = program.edited(dur=dur, own=own, lag=lag, active=program.active & ~waits)
     return edited.tied(np.array(update, dtype=np.intp), np.array(first, dtype=np.intp), 0, back=True)
-
-
-CHANGES = (
-    Change(
-        "no-offload",
-        "parameters, gradients and optimizer stay on the GPU",
-        no_offload,
-        (),
-        "they fit into GPU memory, and an update there takes 10 to 35 % of today's copies to the host",
-    ),
-)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tracedoc.play.run_program import RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Codes, Lags
-from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter
+from tracedoc.whatif.changes.change import Arguments, NotApplicable, Parameter, as_change
 
 EXCESS_NS = 100_000
 EXCESS_SHARE = 0.5
@@ -22,8 +22,9 @@ AT_ONCE = 20_000
 """So many times are compared at once."""
 
 
+@as_change(Parameter("rank", "the rank", None, 0, 1e6))
 def even_rank(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let one rank take no longer than its peers do at the median."""
+    """One rank takes no longer than its peers, on the GPU and on the host."""
     ranks = program.layout.ranks
     rank = int(arguments.number("rank"))
     if rank not in ranks:
@@ -33,15 +34,17 @@ def even_rank(program: RunProgram, arguments: Arguments) -> RunProgram | NotAppl
     return evened(program, (ranks.index(rank),))
 
 
+@as_change()
 def even_ranks(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let no rank take longer than its peers do at the median."""
+    """No rank takes longer than its peers, on the GPU and on the host."""
     if len(program.layout.ranks) < 2:
         return NotApplicable("one rank has no peers")
     return evened(program, tuple(range(len(program.layout.ranks))))
 
 
+@as_change()
 def share_work(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Give every rank the mean compute of all: what balanced stages or batches give."""
+    """Every rank computes as much as the mean of all: balanced stages, or batches of equal work."""
     layout = program.layout
     count = len(layout.ranks)
     if count < 2:
@@ -144,19 +147,3 @@ def _median_of_others(times: Lags) -> Lags:
         return np.asarray(moved, dtype=np.float64)
 
     return np.asarray((nth(low) + nth(high)) / 2, dtype=np.int64)
-
-
-CHANGES = (
-    Change(
-        "even-rank",
-        "one rank takes no longer than its peers, on the GPU and on the host",
-        even_rank,
-        (Parameter("rank", "the rank", None, 0, 1e6),),
-    ),
-    Change("even-ranks", "no rank takes longer than its peers, on the GPU and on the host", even_ranks),
-    Change(
-        "share-work",
-        "every rank computes as much as the mean of all: balanced stages, or batches of equal work",
-        share_work,
-    ),
-)

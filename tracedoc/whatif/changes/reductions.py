@@ -6,12 +6,13 @@ import numpy as np
 
 from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.timeline.phases import Phase
-from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
+from tracedoc.whatif.changes.change import Arguments, NotApplicable, as_change
 from tracedoc.whatif.changes.gathers import without_collectives
 
 
+@as_change()
 def reduce_once(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Reduce gradients in the last backward pass of a step only."""
+    """Gradients are reduced once a step, in its last backward pass, as with no_sync()."""
     joins = program.layout.joins
     number = backward_pass(program)
     last = np.zeros(len(program.layout.ranks), dtype=np.intp)
@@ -42,12 +43,3 @@ def backward_pass(program: RunProgram) -> Index:
     point = layout.point[joins.event]
     first = number[np.minimum(layout.point_base[layout.rank_of_event(joins.event)], number.size - 1)]
     return np.asarray(np.where(point >= 0, number[np.maximum(point, 0)] - first, 0), dtype=np.intp)
-
-
-CHANGES = (
-    Change(
-        "reduce-once",
-        "gradients are reduced once a step, in its last backward pass, as with no_sync()",
-        reduce_once,
-    ),
-)

@@ -41,7 +41,8 @@ CHANGES: dict[str, Change] = {
         ranks,
         scale_out,
     )
-    for change in module.CHANGES
+    for change in vars(module).values()
+    if isinstance(change, Change)
 }
 
 

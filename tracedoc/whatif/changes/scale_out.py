@@ -11,14 +11,18 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Lags, narrow
 from tracedoc.trace.vocabulary import busbw_factor
-from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter, of_scenario
+from tracedoc.whatif.changes.change import Arguments, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.ranks import AT_ONCE, evened
 
 POINT_TO_POINT = ("send", "recv")
 
 
+@as_change(
+    Parameter("by", "the factor", 2.0, 1.0, 64.0),
+    assuming="the added ranks have the same kind of link and are as even as today's",
+)
 def more_ranks(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let the job have more ranks on the same kind of link, with the work of each as today.
+    """The job has this many times as many ranks, each with the work of today's.
 
     Bytes cross the link as often as the operation needs with so many ranks (nccl-tests' bus bandwidth).
     Latency grows as in a tree in the fast scenario, as in a ring in the slow one. By how much ranks differ
@@ -77,14 +81,3 @@ def _later(column: Lags, usual: Lags, factor: float) -> Lags:
         some = slice(begin, begin + AT_ONCE)
         later[some] = np.rint(usual[some] + factor * (column[some].astype(np.int64) - usual[some]))
     return narrow(later)
-
-
-CHANGES = (
-    Change(
-        "more-ranks",
-        "the job has this many times as many ranks, each with the work of today's",
-        more_ranks,
-        (Parameter("by", "the factor", 2.0, 1.0, 64.0),),
-        "the added ranks have the same kind of link and are as even as today's",
-    ),
-)

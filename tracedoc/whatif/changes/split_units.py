@@ -11,14 +11,18 @@ from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.buckets import cut_reductions, nearest
-from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, Parameter
+from tracedoc.whatif.changes.change import Arguments, NotApplicable, Parameter, as_change
 from tracedoc.whatif.changes.gathers import of_units, unit_gathers
 
 PASSES = ((Phase.FORWARD,), (Phase.BACKWARD, Phase.RECOMPUTE))
 
 
+@as_change(
+    Parameter("count", "how many it becomes", 8.0, 2, 256),
+    assuming="its compute is shared equally by the new units",
+)
 def split_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Gather and reduce the largest unit in equal pieces, the next one while one computes.
+    """The largest sharded unit becomes several, gathered and reduced one after the other.
 
     The pieces of a reduction are ready one after the other in the backward pass.
     """
@@ -125,14 +129,3 @@ def _computed_after(program: RunProgram, event: int) -> Index:
     chosen = layout.computes_of(mine) & np.isin(layout.event_part[mine], parts)
     chosen &= layout.point[mine] > layout.point[event]
     return np.asarray(mine[chosen][np.argsort(layout.point[mine[chosen]], kind="stable")], dtype=np.intp)
-
-
-CHANGES = (
-    Change(
-        "split-units",
-        "the largest sharded unit becomes several, gathered and reduced one after the other",
-        split_units,
-        (Parameter("count", "how many it becomes", 8.0, 2, 256),),
-        "its compute is shared equally by the new units",
-    ),
-)

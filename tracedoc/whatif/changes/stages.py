@@ -6,7 +6,7 @@ import numpy as np
 
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Call
-from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable, of_scenario
+from tracedoc.whatif.changes.change import Arguments, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.host import PASSES
 from tracedoc.whatif.changes.kernels import DOUBLED, batch_work, work_left
 from tracedoc.whatif.changes.transfers import with_bytes
@@ -23,8 +23,9 @@ no more than this (a tile of 128 x 128 over 4,096 products on one processor of a
 NO_STAGES = NotApplicable("the ranks are no stages of a pipeline")
 
 
+@as_change(assuming="layers can be divided so")
 def balance_stages(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let the passes of all ranks compute equally long: layers move from the longest stages to the others."""
+    """The passes of all stages compute equally long: layers move from the longest to the others."""
     if not between_stages(program).any():
         return NO_STAGES
     passes = [passes_of(program, place)[0] for place in range(len(program.layout.ranks))]
@@ -36,8 +37,9 @@ def balance_stages(program: RunProgram, arguments: Arguments) -> RunProgram | No
     return program.edited(dur=dur)
 
 
+@as_change(units=2.0)
 def more_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let twice as many micro-batches, of twice the samples, pass through the stages."""
+    """A step has twice the micro-batches; the answer is the time for as much work as today."""
     if not between_stages(program).any():
         return NO_STAGES
     loads = program.layout.kind == Call.INPUT
@@ -46,8 +48,9 @@ def more_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram 
     return _once_more(program.edited(own=own, ready=ready))
 
 
-def halved_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Let twice as many micro-batches of half the samples pass through the stages."""
+@as_change(assuming="kernels of half the work take half of their time, short ones up to five eighths")
+def halve_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    """A step has twice the micro-batches, each of half the samples."""
     between = between_stages(program)
     if not between.any():
         return NO_STAGES
@@ -81,27 +84,3 @@ def _once_more(program: RunProgram) -> RunProgram:
     else:
         dur[passes[slowest][-1]] += more
     return program.edited(dur=dur, lag=lag)
-
-
-CHANGES = (
-    Change(
-        "balance-stages",
-        "the passes of all stages compute equally long: layers move from the longest to the others",
-        balance_stages,
-        (),
-        "layers can be divided so",
-    ),
-    Change(
-        "more-micro-batches",
-        "a step has twice the micro-batches; the answer is the time for as much work as today",
-        more_micro_batches,
-        units=2.0,
-    ),
-    Change(
-        "halve-micro-batches",
-        "a step has twice the micro-batches, each of half the samples",
-        halved_micro_batches,
-        (),
-        "kernels of half the work take half of their time, short ones up to five eighths",
-    ),
-)

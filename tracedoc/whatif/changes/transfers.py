@@ -7,13 +7,15 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import P2P_OPS
-from tracedoc.whatif.changes.change import Arguments, Change, Mask, NotApplicable, Parameter
+from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Parameter, as_change
 from tracedoc.whatif.changes.host import PASSES
 
 KINDS = ("all", "gradients", "parameters")
 
 OF_SAMPLES = ("all_to_all", *sorted(P2P_OPS))
 """Collectives that carry what is computed from samples: embeddings, tokens, activations of stages."""
+
+_OF = Parameter("of", "which collectives: all, gradients, or parameters (gathers)", "all", choices=KINDS)
 
 
 def collectives_of(program: RunProgram, kind: str) -> Mask:
@@ -44,13 +46,23 @@ def grow_with_batch(program: RunProgram) -> Mask:
     return np.asarray(names[joins.kind] | (within & (~joins.gradients | split)))
 
 
+@as_change(
+    _OF,
+    Parameter("by", "the factor, below 1 for fewer bytes", 0.5, 0.01, 10.0),
+    assuming="the latency of a call stays, and casts cost nothing",
+)
 def scale_bytes(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Move fewer bytes; latency stays."""
+    """Collectives move this many times their bytes, as with compression or a smaller type."""
     return _scaled(program, arguments, arguments.word("of"), arguments.number("by"))
 
 
+@as_change(
+    _OF,
+    Parameter("by", "the factor, above 1 for a faster link", 2.0, 0.1, 100.0),
+    assuming="the latency of a call stays",
+)
 def faster_link(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Move the same bytes faster; latency stays."""
+    """The link moves bytes this many times as fast."""
     return _scaled(program, arguments, arguments.word("of"), 1.0 / arguments.number("by"))
 
 
@@ -71,23 +83,3 @@ def with_bytes(program: RunProgram, arguments: Arguments, chosen: Mask, factor: 
     kept = np.minimum(fixed, program.transfer)
     moved = np.rint((program.transfer - kept) * factor).astype(np.int64)
     return program.edited(transfer=np.where(chosen, kept + moved, program.transfer))
-
-
-_OF = Parameter("of", "which collectives: all, gradients, or parameters (gathers)", "all", choices=KINDS)
-
-CHANGES = (
-    Change(
-        "scale-bytes",
-        "collectives move this many times their bytes, as with compression or a smaller type",
-        scale_bytes,
-        (_OF, Parameter("by", "the factor, below 1 for fewer bytes", 0.5, 0.01, 10.0)),
-        "the latency of a call stays, and casts cost nothing",
-    ),
-    Change(
-        "faster-link",
-        "the link moves bytes this many times as fast",
-        faster_link,
-        (_OF, Parameter("by", "the factor, above 1 for a faster link", 2.0, 0.1, 100.0)),
-        "the latency of a call stays",
-    ),
-)
