@@ -83,6 +83,13 @@ JOBS = {
     "best_weights": r"`(?:keep_best|names)` \(`best_weights\.py:\d+`\)",  # deepspeedai/DeepSpeed 2056
     "drawn_bar": r"`draw_progress` \(`drawn_bar\.py:\d+`\)",  # ourownstory/neural_prophet 1054
     "weighted_draws": r"`__iter__` \(`weighted_draws\.py:\d+`\)",  # pytorch/pytorch 32221
+    "synced_target": r"`sync_target` \(`synced_target\.py:\d+`\)",  # pytorch/pytorch 61398
+    "watched_gradients": r"`log_histogram` \(`watched_gradients\.py:\d+`\)",  # wandb/wandb 2268
+    "csv_logger": r"`log_metrics` \(`csv_logger\.py:\d+`\)",  # Lightning-AI/pytorch-lightning 17725
+    "drawn_losses": r"`draw_losses` \(`drawn_losses\.py:\d+`\)",  # mit-han-lab/gan-compression 47
+    "stacked_outside": r"Input-bound|`batched` \(`stacked_outside\.py:\d+`\)",  # pytorch/pytorch 85631
+    "confusion_loop": r"`count_confusion` \(`confusion_loop\.py:\d+`\)",  # fastai/fastai 2516
+    "augmented_batch": r"`(?:augment|changed)` \(`augmented_batch\.py:\d+`\)",  # pytorch/vision 157
 }
 
 ALSO = {

@@ -262,6 +262,18 @@ FIXED = (
         (("        if rank == 0:", "        if rank == 0 and step % 50 == 49:"),),
     ),
     Fixed(
+        "bucket_sampler",
+        "input-stall",
+        "Choose samples at less cost",
+        (
+            ("        for number in range(80):\n            pool.sort", "        pool.sort"),
+            (
+                "lambda index: (index * 7919 + number) % 4093)\n",
+                "lambda index: index * 7919 % 4093)\n        for number in range(80):\n",
+            ),
+        ),
+    ),
+    Fixed(
         "best_weights",
         "script-code",
         "Take `keep_best`",
