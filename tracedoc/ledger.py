@@ -49,6 +49,7 @@ CAUSE_WORDS: dict[str, str] = {
     "compute.loss": "a loss of separate kernels",
     "compute.fusion": "chains of unfused kernels",
     "compute.recompute": "recomputation of activations",
+    "compute.beside": "operators that the script calls beside training",
     "compute.padding": "padding of batches",
 }
 """What each cause is, in plain words, by its id."""

@@ -39,6 +39,7 @@ from tracedoc.ranks.run_view import (
     shared_steps,
     with_source_steps,
 )
+from tracedoc.ranks.source_step import SourceStep, read_source_step
 from tracedoc.run.discover import Run, TraceFile, discover
 from tracedoc.run.ending import ended_well, ending_limits
 from tracedoc.run.hang import hang_limits
@@ -47,7 +48,6 @@ from tracedoc.run.remote import public_name
 from tracedoc.run.settle import Candidate, Settled, settle
 from tracedoc.step.codec import share
 from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, without_timeline
-from tracedoc.step.source_step import SourceStep, read_source_step
 from tracedoc.topics import load_facts
 from tracedoc.topics.capture.run import job_limits
 from tracedoc.topics.straggler.causes import ranks_to_read

@@ -28,6 +28,7 @@ FIRES_ELSEWHERE: Mapping[str, str] = {
     "gloo-on-gpu": "tests/rules/test_rules_on_built_traces.py",
     "interpreter-held": "tests/topics/host/test_background.py",
     "rotating-straggler": "tests/ranks/test_stragglers.py",
+    "script-operators": "tests/topics/host/test_script_operators.py",
     "script-code": "tests/topics/host/test_script_code.py",
 }
 """Rules whose faulty steps lanes cannot draw: they are alike, of one process, and without stacks."""
@@ -37,6 +38,7 @@ DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("gloo-on-gpu", "min_share"): "tests/rules/test_rules_on_built_traces.py",
     ("gloo-on-gpu", "none"): "tests/rules/test_rules_on_built_traces.py",
     ("rotating-straggler", "min_share"): "tests/ranks/test_stragglers.py",
+    ("script-operators", "min_share"): "tests/topics/host/test_script_operators.py",
     ("rotating-straggler", "steady"): "tests/ranks/test_stragglers.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
     ("interpreter-held", "min_share"): "tests/topics/host/test_background.py",

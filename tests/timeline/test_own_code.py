@@ -9,7 +9,7 @@ from msgspec import structs
 
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.ranks.run_view import build_run_view, ended_early
-from tracedoc.step.source_step import places_of_source_step
+from tracedoc.ranks.source_step import places_of_source_step
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.timeline.script_code import CodePlace

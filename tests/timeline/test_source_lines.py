@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tracedoc.step.source_step import SourceLine, asking_lines
+from tracedoc.ranks.source_step import SourceLine, asking_lines
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.trace.kineto import read_trace
 

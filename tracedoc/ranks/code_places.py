@@ -8,9 +8,11 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
+from tracedoc.ranks.beside_training import BesideTraining
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.source_step import Started
+from tracedoc.ranks.source_step import Started
 from tracedoc.timeline.script_code import CodePlace
+from tracedoc.values import once
 
 NAMED_SHARE = 0.5
 """A function is named for a length of time of which it takes at least this share."""
@@ -51,6 +53,22 @@ def seen_places(run: RunView, rank: int) -> Sequence[CodePlace]:
     with_lines = [one for one in of_trace if one.file]
     of_step = run.source_steps[rank].code if rank in run.source_steps else ()
     return with_lines or of_step or of_trace
+
+
+@once
+def beside_training(run: RunView) -> BesideTraining | None:
+    """The function that calls operators beside training for longest on every rank with stacks, if one does.
+
+    On the rank where it takes least: what only one of them does makes it late.
+    """
+    steps = [step.beside for _, step in sorted(run.source_steps.items())]
+    least = [
+        min(same, key=lambda one: one.place.time_ns)
+        for first in (steps[0] if steps else ())
+        if len(same := [one for step in steps for one in step if _name(one.place) == _name(first.place)])
+        == len(steps)
+    ]
+    return max(least, key=lambda one: one.place.time_ns, default=None)
 
 
 def has_stacks(run: RunView, rank: int) -> bool:

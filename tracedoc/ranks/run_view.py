@@ -26,10 +26,10 @@ from tracedoc.ranks.exposure import (
 )
 from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
+from tracedoc.ranks.source_step import SourceStep
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.step.source_step import SourceStep
 from tracedoc.timeline.collective_table import by_rank
 from tracedoc.units import format_ms, format_ranges
 from tracedoc.values import Value

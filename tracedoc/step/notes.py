@@ -114,9 +114,15 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
         found[Doing.COMPUTING] = quiet.operators
     if timeline.is_cpu and timeline.idle is not None:
         idle = timeline.idle.spans["unknown"] | timeline.idle.spans["gc"]
+        nothing = idle.at_least(CPU_IDLE_NS)
         if timeline.phases is not None:
-            found[Doing.RECOMPUTING] = timeline.phases.host_spans(Phase.RECOMPUTE) - idle
-        found[Doing.NOTHING] = idle.at_least(CPU_IDLE_NS)
+            spans = timeline.phases.host_spans
+            passes = spans(Phase.BACKWARD) | spans(Phase.RECOMPUTE) | spans(Phase.OPTIMIZER)
+            begin, end = timeline.windows[0].start_ns, timeline.windows[-1].end_ns
+            found[Doing.RECOMPUTING] = spans(Phase.RECOMPUTE) - idle
+            found[Doing.BACKWARD] = spans(Phase.BACKWARD) - nothing
+            found[Doing.OUTSIDE] = passes.complement(begin, end) - nothing
+        found[Doing.NOTHING] = nothing
     return found
 
 

@@ -58,6 +58,8 @@ class Doing(IntEnum):
     NOTHING = 6  # on a CPU: no operator runs, and nothing is waited for
     RECOMPUTING = 7  # on a CPU: activations are computed again
     DISPATCHING = 8  # gradients are clipped, or parameters updated, that are DTensors
+    OUTSIDE = 9  # on a CPU: at operators outside backward passes and the optimizer
+    BACKWARD = 10  # on a CPU: at operators of a backward pass
 
 
 class Group(IntEnum):

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from tracedoc.play.run_program import RunProgram
+from tracedoc.ranks.code_places import beside_training
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.input.limits import padding_frac
 from tracedoc.whatif.changes.change import Mask
+from tracedoc.whatif.changes.host import STACKS_DOUBT, operators_in
 from tracedoc.whatif.changes.kernels import (
     DOUBLED,
     WASTES,
@@ -39,10 +41,20 @@ def compute_causes(run: RunView, program: RunProgram, even: Even) -> dict[str, R
         "compute.recompute": recomputed or _without_kernels(program, even, again),
         "compute.optimizer": fused_updates(program, even.dur),
         "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
+        "compute.beside": _beside(run, program, even),
         "compute.copies": Removal.of(dur=np.where(copies, even.dur, 0)),
         **{f"compute.{name}": wasted(program, even.dur, *waste, others) for name, waste in WASTES.items()},
     }
     return {**found, "compute.padding": _padded(run, program, even, found)}
+
+
+def _beside(run: RunView, program: RunProgram, even: Even) -> Removal | None:
+    """What operators take on a CPU that a function of the script calls beside training."""
+    layout, beside = program.layout, beside_training(run)
+    if not layout.is_cpu or beside is None:
+        return None
+    lag = operators_in(layout, even.lag, beside.forward_frac, beside.backward_frac)
+    return Removal.of(lag=lag, doubt=STACKS_DOUBT)
 
 
 def _padded(

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.play.path_walk import PARTS
 from tracedoc.play.run_program import RunProgram
+from tracedoc.ranks.code_places import beside_training
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call
 from tracedoc.topics.host.run import host_code, script_code, script_code_ms
@@ -52,6 +53,8 @@ def ranks_of(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> t
 def _code_of(run: RunView, cause: str, told_ms: float) -> str:
     """The function of the script that has most of a cause on the representative rank, "" for none known."""
     digest = run.representative_digest
+    if cause == "compute.beside" and (beside := beside_training(run)) is not None:
+        return str(beside.place)
     if cause != "host.pause" or digest is None:
         return ""
     if not digest.is_cpu:

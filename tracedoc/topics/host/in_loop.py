@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracedoc.facts.catalog import ranks_fact, run_fact
+from tracedoc.ranks.beside_training import BesideTraining
+from tracedoc.ranks.code_places import beside_training
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import Job
 from tracedoc.step.rank_digest import RankDigest
+from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.script_code import CodePlace, place_of_stack
-from tracedoc.topics.host.run import script_place
+from tracedoc.topics.host.run import script_code_ms, script_place
 from tracedoc.values import Unknown, Value
 
 
@@ -68,3 +71,80 @@ def stacks_recorded(run: RunView) -> bool:
         if digest.host_work is not None
         for place in digest.host_work.code
     )
+
+
+# -- operators that the script calls beside training
+
+
+def _beside(run: RunView, digest: RankDigest) -> BesideTraining | None:
+    return beside_training(run) if digest.is_cpu else None
+
+
+@ranks_fact(unit="text", needs=("host_ops",))
+def beside_code(run: RunView, digest: RankDigest) -> Value:
+    """The function of the script in which operators of a CPU run take longest beside training, or "none".
+
+    From the steps with stacks: one that neither calls the model, its backward pass or an optimizer, nor is
+    called by ``forward`` or ``backward`` of the model. Hooks of modules and gradients are such functions.
+    All ranks with such a step call it.
+    """
+    beside = _beside(run, digest)
+    return str(beside.place) if beside is not None else "none"
+
+
+@ranks_fact(unit="fraction", needs=("host_ops",))
+def beside_forward_frac(run: RunView, digest: RankDigest) -> Value:
+    """Share of :func:`beside_code` in what operators take outside backward passes and the optimizer.
+
+    In the step with stacks of the rank where it takes least, with times between operators below 0.1 ms.
+    """
+    beside = _beside(run, digest)
+    return beside.forward_frac if beside is not None else 0.0
+
+
+@ranks_fact(unit="fraction", needs=("host_ops",))
+def beside_backward_frac(run: RunView, digest: RankDigest) -> Value:
+    """Share of :func:`beside_code` in what operators take in backward passes, as the forward one."""
+    beside = _beside(run, digest)
+    return beside.backward_frac if beside is not None else 0.0
+
+
+@ranks_fact(unit="ms", needs=("host_ops", "kernels", script_code_ms))
+def beside_code_ms(run: RunView, digest: RankDigest) -> Value:
+    """Time of the analysed step in which operators run that :func:`beside_code` calls.
+
+    Its shares of what operators take inside the backward pass, and outside, where the forward pass counts as
+    a whole but for :func:`script_code_ms`.
+    """
+    beside = _beside(run, digest)
+    if beside is None:
+        return 0.0
+    computes = {one.phase: one.compute_ns for one in digest.phases}
+    lasts = sum(one.span_ns for one in digest.phases if one.phase is Phase.FORWARD)
+    outside = max(lasts - _ms(script_code_ms(run, digest)) * 1e6, computes.get(Phase.FORWARD, 0))
+    outside += computes.get(Phase.OTHER, 0)
+    backward = computes.get(Phase.BACKWARD, 0)
+    return (beside.forward_frac * outside + beside.backward_frac * backward) / 1e6
+
+
+@ranks_fact(unit="ms", needs=("host_ops", script_code_ms))
+def beside_pauses_ms(run: RunView, digest: RankDigest) -> Value:
+    """What :func:`beside_code` takes without operators: :func:`script_code_ms` where that is the same."""
+    beside, place = _beside(run, digest), script_place(run, digest.rank)
+    same = beside is not None and place is not None and _same_code(place, beside.place)
+    return script_code_ms(run, digest) if same else 0.0
+
+
+MOSTLY_PAUSES = 0.5
+"""A function whose operators take less than this share of what it takes without is host code."""
+
+
+@ranks_fact(unit="bool", needs=(beside_code_ms, beside_pauses_ms))
+def script_code_in_operators(run: RunView, digest: RankDigest) -> Value:
+    """Whether :func:`script_code` calls operators beside training, for half as long as it is in none."""
+    pauses = _ms(beside_pauses_ms(run, digest))
+    return _ms(beside_code_ms(run, digest)) >= MOSTLY_PAUSES * pauses > 0
+
+
+def _ms(value: Value) -> float:
+    return float(value) if isinstance(value, float | int) else 0.0

@@ -8,10 +8,10 @@ from typing import Any
 from tracedoc.facts.catalog import RankFact, job_of, manifest_fact, ranks_fact, run_fact
 from tracedoc.ranks.code_places import code_place, common_place
 from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.source_step import SourceLine
 from tracedoc.run.job import RankJob
 from tracedoc.step.host_work import AwayTotal, HostDigest, SyncTotal
 from tracedoc.step.rank_digest import RankDigest
-from tracedoc.step.source_step import SourceLine
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.timeline.syncs import SPELLINGS

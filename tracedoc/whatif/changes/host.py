@@ -6,9 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.run_program import Layout, RunProgram, Scenario
+from tracedoc.spans import Int64Array
 from tracedoc.step.calls import INPUT_PART
-from tracedoc.step.program import Call, Cause, Group
+from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
@@ -21,7 +22,7 @@ from tracedoc.whatif.changes.change import (
     of_scenario,
     scaled,
 )
-from tracedoc.whatif.even_ranks import after_waits, pauses
+from tracedoc.whatif.even_ranks import after_waits, pauses, spent
 from tracedoc.whatif.removal import Removal, Times, removed
 
 PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
@@ -37,6 +38,10 @@ READY_NS = 100_000
 STILL_WAITED = (0.0, 0.25, 0.5)
 """Workers of a loader take cores from the training process: so much of the wait for a batch the host takes
 longer elsewhere. In the pair of PyTorch's profiler tutorial it is a quarter to a third."""
+
+STACKS_DOUBT = 0.4
+"""What a function takes by a step with Python stacks may be so much more or less: stacks cost most where
+operators are short."""
 
 ON_CPUS = NotApplicable("the ranks compute on CPUs: the time of the host is the work itself")
 
@@ -158,12 +163,22 @@ def pin_copies(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     )
 
 
+def operators_in(layout: Layout, lag: Int64Array, outside: float, backward: float) -> Int64Array:
+    """Shares of what operators take of the host's time on a CPU, outside and in backward passes."""
+    taken = outside * spent(layout, Doing.OUTSIDE, lag) + backward * spent(layout, Doing.BACKWARD, lag)
+    return np.rint(taken).astype(np.int64)
+
+
 @as_change(
     Parameter("ms", "the time in ms that it takes in a step, on the rank where it takes least", None, 0.0),
+    Parameter("forward", "its share of operators outside backward passes", 0.0, 0.0, 1.0),
+    Parameter("backward", "its share of operators in backward passes", 0.0, 0.0, 1.0),
     assuming="the step does not need what it makes, or finds it made",
 )
 def skip_code(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """On CPUs, code of the script that takes so long between operators runs outside the step.
+
+    Nor at the operators that it calls, by its shares of what all take.
 
     The longest pauses of each rank go, until they are as long as the function is at least: one rank may take
     longer at it than another. What else of them is not the function's stays in the slow scenario.
@@ -180,6 +195,9 @@ def skip_code(program: RunProgram, arguments: Arguments) -> RunProgram | NotAppl
         if program.scenario is Scenario.SLOW:
             gone = np.minimum(gone, np.maximum(ns - before, 0)).astype(np.int64)
         taken[order] = gone
+    shares = [arguments.number(name) for name in ("forward", "backward")]
+    doubt = of_scenario(program.scenario, 1 + STACKS_DOUBT, 1.0, 1 - STACKS_DOUBT)
+    taken += operators_in(layout, program.lag, *(min(share * doubt, 1.0) for share in shares))
     if not taken.any():
         return NotApplicable("no operator waits for the script's own code")
     return program.edited(lag=program.lag - taken)

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from tracedoc.ranks.beside_training import BesideTraining, beside_training
 from tracedoc.spans import Spans
 from tracedoc.timeline.script_code import (
     COLLECTOR,
@@ -204,21 +205,25 @@ class SourceStep(msgspec.Struct, frozen=True):
 
     ``asking`` are the functions of the script that read values of tensors or let ranks meet, most calls
     first; ``code`` is where the host spends time outside operators, most time first; ``background`` is what
-    other threads run meanwhile; ``work`` is which functions start how many operators.
+    other threads run meanwhile; ``work`` is which functions start how many operators, ``beside`` those
+    that call operators beside training.
     """
 
     asking: tuple[SourceLine, ...] = ()
     code: tuple[CodePlace, ...] = ()
     background: tuple[CodePlace, ...] = ()
     work: tuple[Started, ...] = ()
+    beside: tuple[BesideTraining, ...] = ()
 
 
 def read_source_step(path: str) -> SourceStep:
     """The places in the file of a step with stacks; raises :class:`InputError` where it is no trace."""
     trace = read_trace(path, python_functions=True)
+    step = _longest_step(trace)
     return SourceStep(
         asking_lines(trace),
         places_of_source_step(trace),
         background_places(trace),
         work_of_source_step(trace),
+        () if step is None else beside_training(trace, step),
     )

@@ -1,0 +1,73 @@
+"""In a CPU run the function whose operators run beside training is named, with what it costs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tracedoc.diagnosis import Diagnosis
+from tracedoc.pipeline import Options, diagnose
+from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
+from tracedoc.testing import TraceBuilder
+
+NODE = "autograd::engine::evaluate_function: AddmmBackward0"
+
+
+def passes(builder: TraceBuilder, begin: float, update_ms: float) -> None:
+    """An update of weights, 40 ms less that of a forward pass, 40 ms of a backward one, the optimizer."""
+    builder.host("aten::lerp_", begin, begin + update_ms)
+    builder.host("aten::addmm", begin + update_ms, begin + 40)
+    builder.host(NODE, begin + 40, begin + 80)
+    builder.host("Optimizer.step#SGD.step", begin + 90, begin + 100, category="user_annotation")
+    builder.host("aten::add_", begin + 90, begin + 100)
+
+
+def diagnosed(folder: Path, update_ms: float) -> Diagnosis:
+    """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step."""
+    entries = {}
+    for rank in (0, 1):
+        builder = TraceBuilder(rank, 2, device=None)
+        for number in range(4):
+            builder.step(number, 100 * number, 100 * number + 100)
+            passes(builder, 100 * number, update_ms)
+            begin = 100 * number + 80
+            builder.collective("allreduce", begin, begin + 10, nbytes=64 << 20, launch_ms=begin)
+        builder.write(folder / f"rank-{rank}.json")
+        stacks = TraceBuilder(rank, 2, device=None)
+        stacks.host("ProfilerStep#9", 0, 100, category="user_annotation")
+        stacks.host("train.py(30): main", 0, 100, category="python_function")
+        stacks.host("train.py(4): update", 0, update_ms, category="python_function")
+        passes(stacks, 0, update_ms)
+        stacks.host("nn.Module: Net_0", update_ms, 40, category="python_function")
+        plain = stacks.write(folder / "stacks.json")
+        (folder / f"rank-{rank}.source.gz").write_bytes(gzip.compress(plain.read_bytes()))
+        plain.unlink()
+        entries[str(rank)] = {
+            "file": f"rank-{rank}.json",
+            "source": f"rank-{rank}.source.gz",
+            "environment": {},
+        }
+    (folder / MANIFEST_NAME).write_text(json.dumps({"schema": MANIFEST_SCHEMA, "ranks": entries}))
+    return diagnose([folder], Options(jobs=1))
+
+
+def test_what_runs_beside_training_costs_its_share(tmp_path: Path) -> None:
+    """16 of the 40 ms outside the backward pass, by stacks that may be wrong by two fifths."""
+    diagnosis = diagnosed(tmp_path, 16)
+    assert diagnosis.facts["beside_code_ms"].values["0"] == pytest.approx(16, abs=0.1)
+    found = next(one for one in diagnosis.findings if one.rule_id == "script-operators")
+    assert "`update` (`train.py:4`)" in found.message
+    assert found.gain is not None
+    assert found.gain.likely_ms == pytest.approx(16, abs=0.2)
+    assert found.gain.low_ms <= 0.6 * 16 + 0.2
+    assert found.gain.high_ms >= 1.4 * 16 - 0.2
+    assert diagnosis.summary.startswith("Operators beside training (16 ms of the 100 ms step)")
+
+
+@pytest.mark.parametrize(("update_ms", "named"), [(4, False), (6, True)])
+def test_the_work_of_an_ordinary_loop_is_none(tmp_path: Path, update_ms: float, *, named: bool) -> None:
+    diagnosis = diagnosed(tmp_path, update_ms)
+    assert ("script-operators" in [one.rule_id for one in diagnosis.findings]) == named
