@@ -45,8 +45,8 @@ class Predicted(msgspec.Struct, frozen=True, tag_field="state", tag="predicted")
     """The step after a change, and what it saves, as ``(low, likely, high)`` in milliseconds.
 
     ``change`` is what was replayed, as ``tracedoc whatif`` takes it. ``then_limited_by`` is the resource with
-    the largest share of the critical path after it. A change that does more work a step is counted for as
-    much work as today.
+    the largest share of the critical path after it, "" for the processor of a CPU run. A change that does
+    more work a step is counted for as much work as today.
     """
 
     change: str

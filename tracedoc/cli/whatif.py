@@ -151,7 +151,8 @@ def _head(answer: WhatIf) -> str:
 def _prediction_lines(one: Predicted) -> list[str]:
     from tracedoc.units import format_step_change
 
-    lines = [f"  {format_step_change(one.before_ms, one.step_ms)}, then limited by {one.then_limited_by}"]
+    then = f", then limited by {one.then_limited_by}" if one.then_limited_by else ""
+    lines = [f"  {format_step_change(one.before_ms, one.step_ms)}{then}"]
     if one.assumptions:
         lines.append(f"  if {'; '.join(one.assumptions)}")
     return lines

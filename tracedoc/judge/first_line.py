@@ -34,6 +34,9 @@ from tracedoc.whatif.ledger import alone_of
 NAMED_FINDINGS = 2
 """The line names this many findings; the report has the rest."""
 
+NAMED_FIXES = 3
+"""A plan of so many fixes is named whole."""
+
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
 
@@ -244,10 +247,10 @@ def outcome(
 
 def _plan_words(plan: Sequence[PlanStep], findings: Sequence[Finding], step: float) -> str:
     change = format_step_change(step, plan[-1].step_ms)
-    if len(plan) > 2:
+    if len(plan) > NAMED_FIXES:
         return f"{plan[0].title}, and {len(plan) - 1} more fixes (the plan): {change}"
-    if len(plan) == 2:
-        return f"{plan[0].title}, then {lowered(plan[1].title)}: {change}"
+    if len(plan) > 1:
+        return f"{', then '.join((plan[0].title, *(lowered(one.title) for one in plan[1:])))}: {change}"
     return f"{plan[0].title}{_number_of(plan[0].fix.rpartition('/')[0], findings)}: {change}"
 
 

@@ -231,7 +231,7 @@ def _plan(console: Console, view: View) -> None:
     rows = Table.grid(padding=(0, 2))
     for number, one in enumerate(plan, 1):
         change = format_step_change(one.replay_of_step_ms, one.step_ms)
-        limit = f"then mostly {resource_name(one.then_limited_by)}"
+        limit = f"then mostly {resource_name(one.then_limited_by)}" if one.then_limited_by else ""
         rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
     console.print(rows)
     for words in view.unplanned:

@@ -299,6 +299,8 @@ def _throughput(diagnosis: Diagnosis) -> str:
     """What a second does, and the GPU-hours of a day that the plan gives back; "" for neither."""
     run, hours = diagnosis.run, diagnosis.gpu_hours
     rates = ", ".join(rates_of(run))
+    if run.samples_per_s and diagnosis.today_ms:
+        rates += f" ({format_count(round(run.samples_per_s * diagnosis.today_ms / 1e3))} samples a step)"
     if rates and run.world_size is not None and len(run.ranks_seen) < run.world_size:
         rates += f" on {_count(len(run.ranks_seen), 'captured rank')}"
     if hours is None or run.world_size is None:

@@ -30,7 +30,7 @@ class Prediction(msgspec.Struct, frozen=True):
     """What changes save of a replayed step of ``of_ms``: low, likely and high, in milliseconds.
 
     A step that does twice the work counts by half. ``limited_by`` is the resource with the largest share of
-    the critical path then.
+    the critical path then; "" where that is the processor of a CPU run.
     """
 
     gain_ms: tuple[float, float, float]
@@ -120,6 +120,8 @@ def _play(
         scenario, limited_by = played.program.scenario, ""
         if scenario is Scenario.LIKELY:
             limited_by = next(iter(find_path(played, replay.subject).shares()), "")
+            if played.program.layout.is_cpu and limited_by == "compute":
+                limited_by = ""  # all that a process does but wait, operators and sleeps alike
         known[scenario] = _Outcome(played.step_ns, limited_by)
 
 
