@@ -270,6 +270,11 @@ class Finding(msgspec.Struct, frozen=True):
         return self.alone_ms if self.alone_ms is not None and self.alone_ms > 0 else self.cost_ms
 
     @property
+    def is_pair(self) -> bool:
+        """True where what it costs is told together with the cause that hides it and is hidden by it."""
+        return self.together_ms is not None and self.together_ms == self.beyond_ms
+
+    @property
     def gates(self) -> bool:
         """Whether it counts for ``--fail-on``: a preview does only where it stands for a stable rule."""
         return self.status == "stable" or bool(self.in_place_of)

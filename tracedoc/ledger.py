@@ -96,12 +96,14 @@ class LedgerCause(msgspec.Struct, frozen=True):
 class LedgerRow(msgspec.Struct, frozen=True):
     """What mending the causes of one finding saves after those of the rows before it, in ms.
 
-    ``finding`` is its id, "" for a cause that no finding tells.
+    ``finding`` is its id, "" for a cause that no finding tells; ``hidden`` that of one whose causes hide its
+    own and are hidden by them, so that a row is of both.
     """
 
     causes: tuple[str, ...]
     saves_ms: float
     finding: str = ""
+    hidden: str = ""
 
 
 class Ledger(msgspec.Struct, frozen=True):

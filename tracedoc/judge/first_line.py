@@ -19,11 +19,12 @@ from tracedoc.judge.without_warning import (
     is_told,
     lost_compute,
     number,
+    pair_words,
 )
 from tracedoc.ledger import Ledger, Range
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
-from tracedoc.topics.capture.run import cuda_graph_launches
+from tracedoc.topics.capture.run import cuda_graph_launches, unprofiled_step_ms
 from tracedoc.topics.host.run import queued_idle_ms
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.topics.step.run import own_frac
@@ -39,6 +40,9 @@ NAMED_FIXES = 3
 
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
+
+PACED_BY_HOST = ("host.launch", "host.pause")
+"""Causes that the profiler makes larger: what it records of each call takes the host time."""
 
 MOSTLY_QUEUED = 0.30
 """With more idle time than this behind work that was launched, kernels are missing, and no cause is named."""
@@ -75,7 +79,9 @@ def summarise(
         large = [one for one in findings if gain_ms(one) >= WORTH_NAMING * step]
         worth = [one for one in large if one.rule_id not in INHERENT]
     if worth:
-        named = worth[:NAMED_FINDINGS]
+        pairs = [one for one in worth if one.is_pair]
+        told = [rule for one in pairs for rule in ledger.told_by(one.overlaps)] if ledger is not None else []
+        named = [one for one in worth if one.told_ms is not None or one.rule_id not in told][:NAMED_FINDINGS]
         inside = all(one.topic == "compute" for one in named) and is_compute_bound(measurements, step)
         lost = lost_compute(ledger, step) if inside else ()
         apart = [one for one in named if not is_told(one, lost)]
@@ -90,6 +96,7 @@ def summarise(
             outcome(
                 measurements, findings, named, plan, run=run, ledger=ledger, step=step, of_batch=of_batch
             ),
+            _profiled(measurements, named[0], ledger),
         ]
     elif rules_left_out:
         judged = len(judgement.verdicts)
@@ -103,6 +110,15 @@ def summarise(
         which = "rule" if len(failed) == 1 else "rules"
         sentences.append(f"The {which} {', '.join(failed)} failed and could not be judged.")
     return " ".join(one for one in (*sentences, caution) if one)
+
+
+def _profiled(measurements: Measurements, finding: Finding, ledger: Ledger | None) -> str:
+    """That the profiler slows the host, where it is what a GPU waits for and no step was timed without it."""
+    causes = ledger.causes if ledger is not None and not measurements.is_cpu else ()
+    if not any(one.id in PACED_BY_HOST and finding.rule_id in one.told_by for one in causes):
+        return ""
+    timed = any(isinstance(unprofiled_step_ms(one), float) for one in measurements.run.job.ranks)
+    return "" if timed else "(The profiler slows the host: time a step without it first.)"
 
 
 def _caution(measurements: Measurements) -> str:
@@ -153,13 +169,15 @@ def _cause(measurements: Measurements, finding: Finding, step: float, before: Fi
         costs = costs.replace(format_ms(size), f"{format_percent(size / (mean or step))} of a step")
     elif costs and before is None:
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
-    if costs and before is None and finding.together_ms is not None:
+    if costs and finding.is_pair:
+        costs += pair_words(finding)
+    elif costs and before is None and finding.together_ms is not None:
         costs += f", {format_ms(finding.together_ms)} together with {finding.overlaps}, which it hides"
     elif costs and before is not None and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
-    name = title + (f" ({costs})" if costs else "")
+    name = title + _place(measurements, finding) + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
-    return f"{told}{_place(measurements, finding)}."
+    return f"{told}."
 
 
 def _inherent(
@@ -191,7 +209,7 @@ def _place(measurements: Measurements, finding: Finding) -> str:
     if said in finding.says:
         return ""
     more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
-    return f" ({said}{more})"
+    return f" on {said}{more}"
 
 
 def _why_nothing(digests: Sequence[RankDigest]) -> str:

@@ -129,35 +129,60 @@ def mended_in_turn(
 ) -> tuple[Judgement, Ledger]:
     """The findings with what each saves after those before it, and the ledger with its rows.
 
-    A cause is mended with the first finding that tells it. Those that none tells follow, the largest first,
-    as far as they are worth a row.
+    A cause is mended with the first finding that tells it; of two findings that hide each other with the one
+    that comes first. Those that none tells follow, the largest first, as far as they are worth a row.
     """
-    groups: list[tuple[str, tuple[str, ...]]] = []
+    groups: list[LedgerRow] = []
     taken: set[str] = set()
     for finding in judgement.findings:
         if finding.cost_ms is None:  # its fix mends more than its own causes
             continue
         told = (one.id for one in ledger.causes if finding.rule_id in one.told_by)
         if ids := tuple(id for id in told if id not in taken):
-            groups.append((finding.id, ids))
             taken |= {*ids}
+            pair = (one for one in judgement.findings if hide_each_other(one, finding, ledger))
+            place = _place(groups, next(pair, finding))
+            if place is not None and not groups[place].hidden:
+                groups[place] = replace(groups[place], causes=groups[place].causes + ids, hidden=finding.id)
+            else:
+                groups.append(LedgerRow(ids, 0.0, finding.id))
     groups += [
-        ("", (one.id,))
+        LedgerRow((one.id,), 0.0)
         for one in ledger.causes
         if one.id not in taken and one.share_ms >= LEAST_SHARE * ledger.step_ms
     ]
-    sets = list(accumulate((ids for _, ids in groups), tuple.__add__))
+    sets = list(accumulate((one.causes for one in groups), tuple.__add__))
     saved = likely_of(measurements.run, sets)
     first = judgement.findings[0] if judgement.findings else None
-    if first is not None and groups[:1] and groups[0][0] == first.id and first.alone_ms is not None:
-        saved[0] = min(first.alone_ms, *saved)
+    if first is not None and groups[:1] and groups[0] == LedgerRow(groups[0].causes, 0.0, first.id):
+        saved[0] = min(saved[0] if first.alone_ms is None else first.alone_ms, *saved)
     rows = tuple(
-        LedgerRow(ids, ms - before, finding)
-        for (finding, ids), ms, before in zip(groups, saved, [0.0, *saved], strict=False)
-        if finding or ms - before >= LEAST_SHARE * ledger.step_ms
+        replace(row, saves_ms=ms - before)
+        for row, ms, before in zip(groups, saved, [0.0, *saved], strict=False)
+        if row.finding or ms - before >= LEAST_SHARE * ledger.step_ms
     )
-    beyond = {row.finding: row.saves_ms for row in rows if row.finding}
-    findings = tuple(
-        replace(one, beyond_ms=beyond[one.id]) if one.id in beyond else one for one in judgement.findings
-    )
+    findings = tuple(_in_turn(one, rows) for one in judgement.findings)
     return replace(judgement, findings=findings), replace(ledger, rows=rows)
+
+
+def hide_each_other(first: Finding, second: Finding, ledger: Ledger) -> bool:
+    """True for two findings of which each hides the other: mending one saves little, mending both more."""
+    if first.together_ms is None or second.together_ms is None or first is second:
+        return False
+    mine, theirs = ledger.told_by(first.overlaps), ledger.told_by(second.overlaps)
+    return second.rule_id in mine and first.rule_id in theirs
+
+
+def _place(rows: Sequence[LedgerRow], finding: Finding) -> int | None:
+    return next((place for place, row in enumerate(rows) if row.finding == finding.id), None)
+
+
+def _in_turn(finding: Finding, rows: Sequence[LedgerRow]) -> Finding:
+    """A finding with what its row saves; one that is hidden by that of another counts with it."""
+    for row in rows:
+        if row.hidden == finding.id:
+            return replace(finding, cost_ms=None, together_ms=None)
+        if row.finding == finding.id:
+            together_ms = row.saves_ms if row.hidden else finding.together_ms
+            return replace(finding, beyond_ms=row.saves_ms, together_ms=together_ms)
+    return finding

@@ -10,7 +10,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.judge.severity import INHERENT
-from tracedoc.ledger import WORTH, Ledger, LedgerCause
+from tracedoc.ledger import WORTH, Ledger, LedgerCause, saved_words
 from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_between, format_ms, format_percent, format_step_change, lowered
@@ -118,14 +118,21 @@ def _costs(
     large = sorted((one for one in sized if one[0] >= least * step), key=lambda one: -one[0])[:NAMED_COSTS]
     if not large:
         return ""
-    parts = [
-        f"{_short_name(one)}: {format_ms(ms)}{'' if place else f' of the {format_ms(step)} step'}"
-        for place, (ms, one) in enumerate((ms, one) for ms, one in large if not is_told(one, told))
-    ]
-    said = "; ".join(parts)
+    of = f" of the {format_ms(step)} step"
+    apart = [(ms, one) for ms, one in large if not is_told(one, told)]
+    parts = [f"{_short_name(one)}: {format_ms(ms)}{{}}{pair_words(one)}" for ms, one in apart]
+    said = "; ".join(one.format("" if place else of) for place, one in enumerate(parts))
     said = f"{said[0].upper()}{said[1:]}." if said else ""
     first, fix = large[0][1], _first_fix(large[0][1], run, least)
     return " ".join(one for one in ((fix, said) if is_told(first, told) else (said, fix)) if one)
+
+
+def pair_words(finding: Finding) -> str:
+    """With what a finding costs that much, of two that hide each other; else ""."""
+    if not finding.is_pair:
+        return ""
+    alone = saved_words(finding.alone_ms or 0.0)
+    return f" together with {finding.overlaps}, {alone} alone: each hides the other"
 
 
 def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:

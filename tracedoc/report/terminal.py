@@ -206,7 +206,12 @@ def _phases(console: Console, view: View) -> None:
     table = phase_table(phases)
     if table is not None and any(phase.exposed_comm_ms for phase in phases):
         console.print()
-        _cells(console, "Phases", table, "the device's time in what each launched, whenever it ran")
+        _cells(
+            console,
+            "Phases",
+            table,
+            "the device's time in what each launched, whenever it ran; other: loading, clipping, logging",
+        )
 
 
 def _cells(console: Console, title: str, table: Cells, beside: str) -> None:

@@ -81,10 +81,13 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
         finding = findings[number - 1] if number else None
         known = [causes[id] for id in row.causes if id in causes]
         largest = max(known, key=lambda one: one.share_ms, default=LedgerCause("", 0.0, (0.0, 0.0, 0.0), 0.0))
-        notes = cause_note(largest, finding, ranks), _behind(row, largest, finding)
+        pair = [findings[numbers[id] - 1] for id in (row.finding, row.hidden) if id in numbers]
+        behind = _behind(row, largest, finding) if len(pair) < 2 else "each hides the other"
+        notes = cause_note(largest, finding, ranks), behind
+        names = [lowered(one.title.partition(": ")[0]) for one in pair]
         yield WaterfallLine(
             key=finding.severity if finding else UNTOLD,
-            words=lowered(finding.title.partition(": ")[0]) if finding else largest.words,
+            words=" and ".join(names) or largest.words,
             ms=row.saves_ms,
             share=_share(row.saves_ms, step_ms),
             start=_share(left_ms, step_ms),

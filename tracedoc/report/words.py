@@ -115,12 +115,15 @@ def cost_text(
     told = saved_words(finding.told_ms)
     costs = f"costs {told} of the {format_ms(step_ms)} step ({format_percent(finding.told_ms / step_ms)})"
     saves_more = fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * finding.told_ms
-    if finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
+    alone = saved_words(finding.alone_ms or 0.0)
+    if finding.is_pair and overlaps:
+        costs += f" together with {overlaps}: each hides the other; alone it saves {alone}"
+    elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
         overlaps = {1: "others", 2: "finding 1"}.get(number, f"findings 1-{number - 1}")
         hides = "is mended, which hides" if number == 2 else "are mended, which hide"
         costs += f" once {overlaps} {hides} it today"
         if finding.alone_ms > 0 and (fix is None or not fix.helps):
-            costs += f"; alone it saves {format_ms(finding.alone_ms)}"
+            costs += f"; alone it saves {alone}"
     elif finding.together_ms is not None and overlaps:
         costs += f", {format_ms(finding.together_ms)} together with {overlaps}, which it hides"
     if fix is None or not saves_more:
