@@ -19,10 +19,11 @@ from tracedoc.judge.fixes import (
     misfits,
     saves_nothing,
 )
+from tracedoc.judge.ledgered import causes_of
 from tracedoc.judge.overlaps import costs_same_time
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
-from tracedoc.ledger import CAUSE_WORDS, SHARED_ABOVE, Ledger, Range
+from tracedoc.ledger import SHARED_ABOVE, Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
@@ -116,7 +117,8 @@ def _priced(finding: Finding, rule: Rule | None, run: RunInfo, ledger: Ledger) -
     gain = Gain(low, high, "replay", first.predicted.assumptions, likely)
     if not more:
         return replace(finding, gain=gain)
-    counted = CAUSE_WORDS[rule.part_of[0]] if rule is not None and rule.part_of else ""
+    parts = [] if rule is None else [one for one in causes_of(rule, ledger) if one.id not in rule.cause]
+    counted = parts[0].words if parts else ""
     return replace(finding, gain=gain, cost_ms=None, overlaps=counted, together_ms=None, shared_ms=None)
 
 
