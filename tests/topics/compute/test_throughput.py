@@ -49,7 +49,8 @@ def test_all_ranks_together_do_what_each_does_in_a_step(tmp_path: Path) -> None:
 def test_of_some_ranks_it_is_said_of_how_many_it_is(tmp_path: Path) -> None:
     found = run(tmp_path, 4, write=1)
     assert found.run.samples_per_s == pytest.approx(80)
-    assert "80.0 samples/s, 81.9k tokens/s (8 samples a step) on 1 captured rank" in build_view(found).throughput
+    rates = "80.0 samples/s, 81.9k tokens/s (8 samples a step) on 1 captured rank"
+    assert rates in build_view(found).throughput
 
 
 def test_of_ranks_that_may_share_their_samples_nothing_is_said(tmp_path: Path) -> None:
