@@ -16,7 +16,7 @@ from tests.topics.small_runs import (
 )
 from tracedoc.facts.catalog import CATALOG, computed
 from tracedoc.testing import TraceBuilder
-from tracedoc.timeline import stalls
+from tracedoc.topics.host import rank as host
 from tracedoc.values import Failed
 
 
@@ -51,7 +51,7 @@ def test_a_shared_function_that_fails_costs_the_facts_that_need_it(
     def broken(_: object) -> float:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr(stalls, "launch_interval_ns", broken)
+    monkeypatch.setattr(host, "launch_interval_ns", broken)
     caplog.set_level("DEBUG", logger="tracedoc")
     diagnosis = tracedoc.diagnose([two_steps(TraceBuilder()).write(tmp_path / "rank-0.json")])
     failed = {name for name, fact in diagnosis.facts.items() if fact.unknown == "error: RuntimeError: boom"}
