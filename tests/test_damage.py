@@ -96,7 +96,7 @@ def test_a_rank_whose_first_and_last_step_have_no_mark(
     found = diagnosed(paths, damage, tmp_path)
     assert Truth(paths).invented(found, damage) == []
     assert found.summary.startswith(
-        "One step captured; pipeline imbalance (290 ms of the 2.12 s step): stage 3"
+        "One step captured; pipeline imbalance on ranks 6-7 (290 ms of the 2.12 s step): stage 3"
     )
 
 
