@@ -118,10 +118,13 @@ def _costs(
     large = sorted((one for one in sized if one[0] >= least * step), key=lambda one: -one[0])[:NAMED_COSTS]
     if not large:
         return ""
-    of = f" of the {format_ms(step)} step"
     apart = [(ms, one) for ms, one in large if not is_told(one, told)]
-    parts = [f"{_short_name(one)}: {format_ms(ms)}{{}}{pair_words(one)}" for ms, one in apart]
-    said = "; ".join(one.format("" if place else of) for place, one in enumerate(parts))
+    ofs = [f" of the {format_ms(step)} step", *[""] * len(apart)]
+    parts = [
+        f"{_short_name(one)}: {format_ms(ms)}{of}{pair_words(one)}"
+        for (ms, one), of in zip(apart, ofs, strict=False)
+    ]
+    said = "; ".join(parts)
     said = f"{said[0].upper()}{said[1:]}." if said else ""
     first, fix = large[0][1], _first_fix(large[0][1], run, least)
     return " ".join(one for one in ((fix, said) if is_told(first, told) else (said, fix)) if one)
