@@ -228,7 +228,8 @@ class Finding(msgspec.Struct, frozen=True):
     mending them alone saves; ``None`` where the ledger has none of them, or a fix mends more than they are.
     ``overlaps`` says in plain words which cause costs the same time, "" for none; where that one hides this,
     ``together_ms`` is what mending both saves, else ``shared_ms`` what mending either saves. ``beyond_ms`` is
-    what mending it saves once the findings before it are mended.
+    what mending it saves once the findings before it are mended, with the one that hides it where each of the
+    two hides the other (:attr:`is_pair`): then that one has no costs of its own.
     ``limit`` is the code of a limit that says the same, "" where none but one with the rule's id may.
     ``in_place_of`` are, of a finding in preview, the stable rules that gave way to it over the same time.
     """

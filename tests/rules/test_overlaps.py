@@ -6,11 +6,12 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc.judge.overlaps
-from tests.rules.concluding import cause, conclude, finding, measured, rule
+from tests.example_diagnoses import sharded
+from tests.rules.concluding import cause, conclude, finding, fix, measured, rule
 from tracedoc.diagnosis import Finding
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.overlaps import mended_in_turn
-from tracedoc.judge.replayed import as_planned
+from tracedoc.judge.replayed import _priced, as_planned
 from tracedoc.ledger import Ledger, LedgerRow
 from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.words import cost_text
@@ -93,6 +94,45 @@ def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(
         LedgerRow(("host.launch",), 30.0, "launch"),
         LedgerRow(("link.latency",), 7.5),
     )
+
+
+def test_a_part_whose_fix_saves_more_counts_with_the_largest_cause_that_its_rule_names() -> None:
+    """The rule names a family, as ``link``: what it counts with is a cause of the ledger."""
+    causes = (cause("link.transfer", 30.0), cause("link.latency", 10.0))
+    part = replace(finding("part", 8.0, fix("Send less", (19.0, 20.0, 21.0))), cost_ms=8.0)
+    told = _priced(part, rule("part", part_of=("link",)), sharded().run, Ledger(100.0, 60.0, 0.0, causes))
+    assert (told.cost_ms, told.overlaps) == (None, "exposed communication")
+
+
+@pytest.mark.parametrize(("theirs", "rows"), [("latency of messages", 1), ("", 2)])
+def test_two_findings_that_hide_each_other_are_one_row(
+    monkeypatch: pytest.MonkeyPatch, theirs: str, rows: int
+) -> None:
+    """Alone they save 2 and 0 of 100 ms, together 40: the first one's row, with which the second counts."""
+    monkeypatch.setattr(
+        tracedoc.judge.overlaps,
+        "likely_of",
+        lambda run, sets: [40.0 if len(ids) > 1 else 2.0 for ids in sets],
+    )
+    causes = (
+        cause("link.transfer", 20.0, told_by=("exposed",)),
+        cause("link.latency", 20.0, told_by=("small",)),
+    )
+    first = replace(finding("exposed", 2.0), cost_ms=20.0, alone_ms=2.0, overlaps=theirs, together_ms=40.0)
+    second = replace(
+        finding("small", 0.0), cost_ms=20.0, alone_ms=0.0, overlaps="exposed communication", together_ms=40.0
+    )
+    judgement = Judgement((first, second), ())
+    told, ledger = mended_in_turn(judgement, Ledger(100.0, 60.0, 0.0, causes), measured())
+    one, other = told.findings
+    assert len(ledger.rows) == rows
+    if rows == 1:
+        assert (one.told_ms, one.is_pair, other.told_ms) == (40.0, True, None)
+        costs = cost_text(one, 100.0, overlaps="finding 2")
+        assert costs.startswith("costs 40 ms of the 100 ms step (40 %) together with finding 2: each hides")
+        assert cost_text(other, 100.0, overlaps="finding 1") == "counts with finding 1"
+    else:
+        assert (one.told_ms, other.told_ms) == (2.0, 38.0)
 
 
 def _told(rule_id: str, alone_ms: float, shared_ms: float, overlaps: str) -> Finding:

@@ -42,7 +42,7 @@ def test_a_wait_is_named_with_its_operator_and_place(tmp_path: Path) -> None:
     facts = facts_of(with_items(TraceBuilder(), annotation="log the loss").write(tmp_path / "rank-0.json"))
     assert facts["sync_idle_ms"] == 10
     assert (facts["sync_call"], facts["sync_place"]) == (".item()", "log the loss")
-    assert (facts["sync_call_waits"], facts["sync_call_idle_ms"], facts["sync_places"]) == (1, 10, 1)
+    assert (facts["sync_call_waits"], facts["sync_places"]) == (1, 1)
 
 
 def test_a_pause_behind_a_wait_is_no_part_of_the_wait(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_long_gap_is_named_by_the_operator_that_fills_it(tmp_path: Path) -> No
     facts = facts_of(builder.write(tmp_path / "rank-0.json"))
     assert facts["host_away_gaps"] == 1
     assert (facts["host_away_operator"], facts["host_away_phase"]) == ("aten::sort", "between two steps")
-    assert (facts["host_away_operator_ms"], facts["host_away_kinds"]) == (40, 1)
+    assert facts["host_away_kinds"] == 1
 
 
 def test_gaps_of_one_kind_are_told_by_number_longest_and_sum(tmp_path: Path) -> None:

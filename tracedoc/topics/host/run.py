@@ -67,12 +67,6 @@ def sync_call_waits(run: RunView, digest: RankDigest) -> Value:
     return needed(_costly(digest))[0].count
 
 
-@ranks_fact(unit="ms", needs=("launches",))
-def sync_call_idle_ms(run: RunView, digest: RankDigest) -> Value:
-    """Idle time of the median step after the waits of :func:`sync_call`."""
-    return needed(_costly(digest))[0].idle_ns / 1e6
-
-
 @ranks_fact(unit="count", needs=("launches",))
 def sync_places(run: RunView, digest: RankDigest) -> Value:
     """Operators and places whose waits leave the GPU idle in the median step."""
@@ -96,12 +90,6 @@ def host_away_phase(run: RunView, digest: RankDigest) -> Value:
     "the optimizer", "between two steps"; else "an unknown phase".
     """
     return needed(_gaps(digest))[0].where
-
-
-@ranks_fact(unit="ms", needs=("launches", host_away_idle_ms))
-def host_away_operator_ms(run: RunView, digest: RankDigest) -> Value:
-    """Idle time of the median step in the gaps of :func:`host_away_operator`."""
-    return needed(_gaps(digest))[0].idle_ns / 1e6
 
 
 @ranks_fact(unit="count", needs=("launches", host_away_idle_ms))

@@ -31,18 +31,6 @@ def gather_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value
     return _stall_ms(run, digest, step, lambda parts: parts.stall)
 
 
-@digest_fact(unit="ms", needs=("kernels", "collectives", "launches"))
-def forward_gather_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """The stalls of :func:`gather_stall_ms` in the forward pass."""
-    return _stall_ms(run, digest, step, lambda parts: np.where(parts.phase == FORWARD, parts.stall, 0))
-
-
-@digest_fact(unit="ms", needs=("kernels", "collectives", "launches"))
-def backward_gather_stall_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """The stalls of :func:`gather_stall_ms` in the backward pass, recomputation included."""
-    return _stall_ms(run, digest, step, lambda parts: np.where(parts.phase != FORWARD, parts.stall, 0))
-
-
 @digest_fact(
     unit="ms",
     needs=("kernels", "collectives", "launches"),
