@@ -96,6 +96,25 @@ def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(
     )
 
 
+def test_what_twice_the_batch_saves_beyond_its_causes_is_told_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the batch saves 40 ms, of which latency, its cause, is 1; exposed communication costs 30."""
+    monkeypatch.setattr(
+        tracedoc.judge.overlaps, "likely_of", lambda run, sets: [30.0 + len(ids) - 1 for ids in sets]
+    )
+    causes = (
+        cause("link.transfer", 30.0, told_by=("exposed",)),
+        cause("link.latency", 1.0, told_by=("batch",)),
+    )
+    exposed = replace(finding("exposed", 30.0), cost_ms=30.0, alone_ms=30.0)
+    for costs_ms, told_ms in ((40.0, [40.0, 30.0]), (1.0, [1.0, 30.0])):
+        batch = replace(finding("batch", 40.0), cost_ms=costs_ms, alone_ms=costs_ms)
+        rules = {"batch": rule("batch", cause=("link.latency",), tells="batch")}
+        judgement = Judgement((batch, exposed), (), rules=rules)
+        told, ledger = mended_in_turn(judgement, Ledger(100.0, 69.0, 0.0, causes), measured())
+        assert [one.told_ms for one in told.findings] == told_ms
+        assert ("batch" in {row.finding for row in ledger.rows}) is (costs_ms == 1.0)
+
+
 def test_a_part_whose_fix_saves_more_counts_with_the_largest_cause_that_its_rule_names() -> None:
     """The rule names a family, as ``link``: what it counts with is a cause of the ledger."""
     causes = (cause("link.transfer", 30.0), cause("link.latency", 10.0))

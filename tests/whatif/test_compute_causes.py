@@ -87,9 +87,9 @@ def test_a_fused_loss_takes_half(tmp_path: Path) -> None:
 
 
 def test_part_of_the_products_in_fp32(tmp_path: Path) -> None:
-    """In 16 bits, three times as fast, a third of 20 ms in fp32 stays; the 80 ms in bf16 stay."""
+    """In 16 bits 6.7 times as fast, 3 of 20 ms in fp32 stay; the 80 ms in bf16 stay."""
     ledger = ledger_of(tmp_path, drawn((PRODUCT, 80.0), ("ampere_sgemm_128x128_tn", 20.0)))
-    assert one_of(ledger, "compute.fp32").alone_ms == pytest.approx((10.0, 13.33, 16.67), abs=0.05)
+    assert one_of(ledger, "compute.fp32").alone_ms == pytest.approx((14.45, 17.0, 19.55), abs=0.05)
 
 
 def test_a_product_that_fits_no_tile_runs_at_the_usual_rate(tmp_path: Path) -> None:
@@ -118,12 +118,12 @@ def test_what_kernels_reach_of_the_device(tmp_path: Path) -> None:
 
 
 def test_the_first_line_says_what_compute_is_lost_to(tmp_path: Path) -> None:
-    """H100: of 100 ms of compute 20 in fp32 lose 13.3, and a chain of 4 x 6 ms loses 9."""
+    """H100: of 100 ms of compute 20 in fp32 lose 17, and a chain of 4 x 6 ms loses 9."""
     plain = ("ampere_sgemm_128x128_tn", 20.0)
     ledger_of(tmp_path, drawn((PRODUCT, 30.0), plain, *[(ADD, 6.0)] * 4, (PRODUCT, 26.0)))
     diagnosis = tracedoc.diagnose(tmp_path)
     assert diagnosis.summary.startswith(
-        "Compute-bound (100 ms of the 101 ms step, communication is hidden): 13 % of the compute is lost to "
+        "Compute-bound (100 ms of the 101 ms step, communication is hidden): 17 % of the compute is lost to "
         "matrix products outside the tensor cores, 9 % to chains of unfused kernels. "
     )
     assert "Tensor cores" not in diagnosis.summary.partition(". ")[2]
@@ -181,9 +181,9 @@ def test_an_optimizer_of_single_operators_reads_its_values_again(tmp_path: Path)
 
 
 def test_padding_takes_a_share_of_both_passes(tmp_path: Path) -> None:
-    """Half of each batch is padding. Of 80 ms in both passes 35.6 go if twice the work takes 1.8 times it.
+    """Half of each batch is padding: of 80 ms in both passes 40 go, and the optimizer stays.
 
-    At the most half of them; the optimizer stays.
+    Of each of the two kernels 5 us may not grow with its work, at the most 50.
     """
 
     def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
@@ -198,15 +198,15 @@ def test_padding_takes_a_share_of_both_passes(tmp_path: Path) -> None:
     window = {"loader": {"wall_us": 500_000, "tokens": [[60, 100], [40, 100]]}}
     write_job(tmp_path, (0, 1), {"window": window}, "")
     padding = one_of(ledger_of(tmp_path, draw), "compute.padding")
-    assert padding.alone_ms == pytest.approx((31.1, 35.6, 40.0), abs=0.2)
+    assert padding.alone_ms == pytest.approx((39.99, 39.995, 40.0), abs=0.002)
     answer = tracedoc.predict([tmp_path], ["less-padding share=0.5"], options=Options(jobs=1))
-    assert answer.alone[0].gain_ms == pytest.approx((30.0, 35.6, 40.0), abs=0.2)
+    assert answer.alone[0].gain_ms == pytest.approx((39.95, 39.995, 40.0), abs=0.002)
     (told,) = [one for one in tracedoc.diagnose(tmp_path).findings if one.rule_id == "padding-waste"]
-    assert (told.severity, told.gain.size_ms) == ("warning", pytest.approx(35.6, abs=0.2))
+    assert (told.severity, told.gain.size_ms) == ("warning", pytest.approx(40.0, abs=0.2))
 
 
-def test_products_outside_the_tensor_cores_are_at_most_three_times_as_fast_on_them(tmp_path: Path) -> None:
-    """H100: 67 against 989 TFLOPS; of 100 ms in fp32 a third stays, what reading and writing take."""
+def test_products_on_the_tensor_cores_are_faster_than_reads_and_slower_than_rates_say(tmp_path: Path) -> None:
+    """H100: 3 times for reading and writing, 989 / 67 for the rates: 6.7 times, so 15 of 100 ms stay."""
 
     def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
         builder.kernel("ampere_sgemm_128x128_tn", start, start + 100, launch_ms=start - 0.01)
@@ -214,4 +214,4 @@ def test_products_outside_the_tensor_cores_are_at_most_three_times_as_fast_on_th
         return start + 100.0
 
     plain = one_of(ledger_of(tmp_path, draw), "compute.fp32")
-    assert plain.share_ms == pytest.approx(100 * 2 / 3, abs=1.0)
+    assert plain.share_ms == pytest.approx(85.0, abs=1.0)

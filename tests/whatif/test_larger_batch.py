@@ -26,13 +26,13 @@ def saved(folder: Path, lanes: str, *, ranks: int = 2, hosts: int = 1, missing: 
 
 
 def test_half_of_the_optimizer_is_saved(tmp_path: Path) -> None:
-    """Passes of 60 ms take 96, 108 or 120 for twice the batch, and the optimizer 40."""
+    """Passes take 120 ms for twice the batch, less 50 or 5 us for each of 60 kernels; the optimizer 40."""
     lanes = """
         compute    0-60 x60
         backward   20-56
         optimizer  60-100 x4
     """
-    assert saved(tmp_path, lanes, ranks=1) == pytest.approx((20.0, 26.0, 32.0), abs=0.3)
+    assert saved(tmp_path, lanes, ranks=1) == pytest.approx((20.0, 20.15, 21.5), abs=0.02)
 
 
 REDUCED = """
@@ -45,25 +45,25 @@ REDUCED = """
 
 
 def test_what_a_full_link_takes_is_shared(tmp_path: Path) -> None:
-    """For twice the batch 48 ms of passes at best, 40 of gradients and 10 of the optimizer: 31 are saved.
+    """For twice the batch 58.5 ms of passes at best, 40 of gradients, 10 of the optimizer: 25.75 are saved.
 
     Gradients that travel beside the backward pass leave less to share: 20 of their 40 ms and the optimizer.
     """
     low, likely, high = saved(tmp_path, REDUCED.format(size="6GiB"))
     assert 10.0 < low < likely < 25.0
-    assert high == pytest.approx(31.0, abs=0.5)
+    assert high == pytest.approx(25.75, abs=0.05)
 
 
 def test_what_a_slow_link_takes_is_its_own_to_mend(tmp_path: Path) -> None:
     """128 MiB need less than a millisecond: what is left to share is the optimizer."""
     low, likely, high = saved(tmp_path, REDUCED.format(size="64MiB"))
-    assert (low, likely) == pytest.approx((5.0, 8.0), abs=0.7)
-    assert high == pytest.approx(31.0, abs=0.5)
+    assert (low, likely) == pytest.approx((5.1, 5.1), abs=0.1)
+    assert high == pytest.approx(25.75, abs=0.05)
 
 
 def test_communication_of_which_the_waiting_is_not_known_is_not_counted(tmp_path: Path) -> None:
     low, likely, _ = saved(tmp_path, REDUCED.format(size="6GiB"), missing=1)
-    assert (low, likely) == pytest.approx((5.0, 8.0), abs=0.5)
+    assert (low, likely) == pytest.approx((5.0, 5.08), abs=0.01)
 
 
 def test_communication_of_which_the_rate_is_not_known_is_likely_shared_and_not_surely(tmp_path: Path) -> None:
@@ -71,4 +71,4 @@ def test_communication_of_which_the_rate_is_not_known_is_likely_shared_and_not_s
     low, likely, high = saved(tmp_path, REDUCED.format(size="6GiB"), hosts=2)
     assert low == pytest.approx(5.0, abs=0.5)
     assert 10.0 < likely < 25.0
-    assert high == pytest.approx(31.0, abs=0.5)
+    assert high == pytest.approx(25.75, abs=0.05)

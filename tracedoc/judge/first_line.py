@@ -88,13 +88,20 @@ def summarise(
         said = [_cause(measurements, one, step, None if one is apart[0] else apart[0]) for one in apart]
         if inside:
             said.insert(0, compute_bound(measurements, run, step, lost))
-        rule = judgement.rules.get(named[0].rule_id)
-        of_batch = rule is not None and rule.tells == "batch"
+        of_batch = {one.id for one in judgement.rules.values() if one.tells == "batch"}
+        small = next((one for one in findings if one.rule_id in of_batch), None)
         sentences = [
             *said,
             _inherent(findings, named, ledger, run, {one.title for one in plan}),
             outcome(
-                measurements, findings, named, plan, run=run, ledger=ledger, step=step, of_batch=of_batch
+                measurements,
+                findings,
+                named,
+                plan,
+                run=run,
+                ledger=ledger,
+                step=step,
+                small_batch=small,
             ),
             _profiled(measurements, named[0], ledger),
         ]
@@ -173,7 +180,7 @@ def _cause(measurements: Measurements, finding: Finding, step: float, before: Fi
         costs += pair_words(finding)
     elif costs and before is None and finding.together_ms is not None:
         costs += f", {format_ms(finding.together_ms)} together with {finding.overlaps}, which it hides"
-    elif costs and before is not None and finding.beyond_ms is not None:
+    elif costs and before is not None and before.beyond_ms is not None and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + _place(measurements, finding) + (f" ({costs})" if costs else "")
     told = f"{name}: {finding.says}" if finding.says else name
@@ -236,24 +243,26 @@ def outcome(
     run: RunInfo,
     ledger: Ledger | None,
     step: float,
-    of_batch: bool = False,
+    small_batch: Finding | None = None,
 ) -> str:
     """The step with the fixes, in words: the plan, else the first fix, else without the causes named.
 
     A fix that changes the batch is named beside one that does not, where it gives more: than the plan, or,
-    with a first finding ``of_batch``, than its other fix alone.
+    where the first finding is ``small_batch``, of a batch that is too small, than its other fix alone. It is
+    that of the first finding, else of this one.
     """
-    first = next(iter(fitting_first(named[0].fixes, run)), None)
+    first, of_batch = next(iter(fitting_first(named[0].fixes, run)), None), named[0] is small_batch
     batch = change_of_batch(named[0], run)
+    or_batch = change_of_batch(small_batch, run) if batch is None and small_batch is not None else batch
     if plan:
-        alone = first.predicted if first is not None and of_batch else None
+        alone = first.predicted if first is not None and of_batch and not changes_training(first) else None
         than = plan[-1].step_ms[1] if alone is None else alone.step_ms[1]
-        other = _or_batch(batch, than) or _after_plan(findings, step)
+        other = _or_batch(or_batch, than) or _after_plan(findings, step)
         return f"{_plan_words(plan, findings, step)}{other}."
     if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms
         same_work = SAME_SAMPLES if changes_training(first) else ""
-        also = "" if changes_training(first) else _or_batch(batch, after[1])
+        also = "" if changes_training(first) else _or_batch(or_batch, after[1])
         return f"{first.title}: {format_step_change(first.predicted.before_ms, after)}{same_work}{also}."
     if first is not None and batch is not None and batch.predicted is not None and first.predicted is None:
         change = format_step_change(batch.predicted.before_ms, batch.predicted.step_ms)
@@ -274,7 +283,9 @@ def _plan_words(plan: Sequence[PlanStep], findings: Sequence[Finding], step: flo
 
 def _or_batch(fix: Fix | None, other_step_ms: float) -> str:
     """The fix that changes the batch as an alternative, where it gives more; else ""."""
-    if fix is None or fix.predicted is None or fix.predicted.step_ms[1] >= other_step_ms:
+    if fix is None or fix.predicted is None:
+        return ""
+    if fix.predicted.step_ms[1] > other_step_ms - LEAST_SHARE * fix.predicted.before_ms:
         return ""
     return f"; or {lowered(fix.title)}{_step_with(fix)}"
 

@@ -12,6 +12,7 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import AWAITED, BETWEEN_RANKS, Judgement, plain_finding
 from tracedoc.judge.overlaps import (
     DELAYING,
+    WAIT,
     alone_ms_of,
     is_mostly_shared,
     same_time,
@@ -222,7 +223,9 @@ def concluded(
             continue
         # What saves little alone is told where its share makes it a warning, or what it costs after others.
         least = WORTH if cause.alone_ms[1] >= WORTH * ledger.step_ms else WARNING_SHARE
-        if cause.share_ms < least * ledger.step_ms:
+        # Of two either of which gives all, each has half of it.
+        costs_ms = cause.alone_ms[0] if is_mostly_shared(cause) else 0.0
+        if max(cause.share_ms, costs_ms) < least * ledger.step_ms:
             untold.append(cause)
         elif same := same_time(cause, ledger, claimed.told):
             claimed.told[cause.id] = same
@@ -336,7 +339,8 @@ def _heard(
     if likely is None and share >= sum(one.share_ms for one in mine) > 0:
         likely = alone[1]
     kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
-    return _Priced(_on_every_rank(kept, mine, measurements), mine, share, claim.conditions)
+    kept = _on_every_rank(kept, mine, measurements)
+    return _Priced(kept, () if claim.saves else mine, share, claim.conditions)
 
 
 def _delayed_by(claim: _Claim, ledger: Ledger) -> LedgerCause | None:
@@ -367,7 +371,7 @@ def _in_order(ledger: Ledger) -> list[LedgerCause]:
 
     def place(cause: LedgerCause) -> tuple[float, bool]:
         behind = cause.shared_with.partition(".")[0] in DELAYING
-        waits = cause.id == "host.sync" and behind and is_mostly_shared(cause)
+        waits = cause.id == WAIT and behind and is_mostly_shared(cause)
         return -shares[cause.shared_with if waits else cause.id], waits
 
     return sorted(ledger.causes, key=place)
@@ -395,12 +399,12 @@ def _on_every_rank(finding: Finding, causes: Sequence[LedgerCause], measurements
     """A finding seen on one rank whose causes all ranks share: the others wait while it is late.
 
     What one rank does more than the others is a cause of its own, and where it is these as well they cost
-    little once all others are gone.
+    little once all others are gone, as what follows a wait of the host does.
     """
     shared = all(
         not one.ranks
         and one.id.partition(".")[0] not in BETWEEN_RANKS
-        and one.last_ms >= COVERED * one.share_ms
+        and (one.last_ms >= COVERED * one.share_ms or one.shared_with == WAIT)
         for one in causes
     )
     if not shared or not causes or len(finding.ranks) != 1 or len(measurements.ranks) < 2:

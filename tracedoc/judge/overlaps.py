@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from math import inf
 
 from msgspec.structs import replace
 
@@ -135,10 +136,12 @@ def mended_in_turn(
     groups: list[LedgerRow] = []
     taken: set[str] = set()
     for finding in judgement.findings:
-        if finding.cost_ms is None:  # its fix mends more than its own causes
+        told = [one for one in ledger.causes if finding.rule_id in one.told_by]
+        rule = judgement.rules.get(finding.rule_id)
+        most_ms = sum(one.share_ms for one in told) if rule is not None and rule.tells == "batch" else inf
+        if finding.cost_ms is None or finding.cost_ms > most_ms:  # its fix mends more than its own causes
             continue
-        told = (one.id for one in ledger.causes if finding.rule_id in one.told_by)
-        if ids := tuple(id for id in told if id not in taken):
+        if ids := tuple(one.id for one in told if one.id not in taken):
             taken |= {*ids}
             pair = (one for one in judgement.findings if hide_each_other(one, finding, ledger))
             place = _place(groups, next(pair, finding))

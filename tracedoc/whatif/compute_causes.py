@@ -15,14 +15,14 @@ from tracedoc.topics.input.limits import padding_frac
 from tracedoc.whatif.changes.change import Mask
 from tracedoc.whatif.changes.host import STACKS_DOUBT, operators_in
 from tracedoc.whatif.changes.kernels import (
-    DOUBLED,
+    UNFILLED_NS,
     WASTES,
     batch_work,
     fused_updates,
+    growing,
     of_updates,
     repeated_small,
     wasted,
-    work_left,
 )
 from tracedoc.whatif.even_ranks import Even, spent
 from tracedoc.whatif.removal import Removal
@@ -71,16 +71,12 @@ def _padded(
     for name, column in (("dur", dur), ("lag", lag)):
         for part in (one[name] for one in parts if name in one):
             column[part.where] -= np.minimum(part.ns, column[part.where])
-    most, likely, _ = (
-        np.array([1.0 - work_left(share, doubled) for share in shares.tolist()])
-        for doubled in reversed(DOUBLED)
-    )
-    layout = program.layout
-    doubt = float(most.max() / likely.max()) - 1.0
+    most, layout = int(dur.sum() + lag.sum()), program.layout
+    dur, lag = (growing(times, UNFILLED_NS[1]) for times in (dur, lag))
     return Removal.of(
-        dur=np.rint(dur * likely[layout.event_rank]).astype(np.int64),
-        lag=np.rint(lag * likely[layout.point_rank]).astype(np.int64),
-        doubt=doubt,
+        dur=np.rint(dur * shares[layout.event_rank]).astype(np.int64),
+        lag=np.rint(lag * shares[layout.point_rank]).astype(np.int64),
+        doubt=most / max(int(dur.sum() + lag.sum()), 1) - 1.0,
     )
 
 

@@ -21,6 +21,7 @@ from tracedoc.step.waste import (
     is_reordering,
     judged_waste_ms,
     launched_within,
+    likely_speedup,
 )
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
@@ -30,7 +31,7 @@ from tracedoc.trace.distinct import distinct, places_by_value
 from tracedoc.trace.kernels import MATRIX, KernelCategory, kernel_category, matrix_format
 from tracedoc.trace.vocabulary import updates_in_backward_pass
 from tracedoc.units import format_percent
-from tracedoc.values import Unknown, Value, needed, needed_number, once
+from tracedoc.values import Unknown, Value, needed, once
 
 KNOWN_SHARE = 0.80
 """The format must be known of this share of the matrix kernels' time."""
@@ -87,26 +88,25 @@ def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
     return plain * max(1.0 - 1.0 / ratio, 0.0) if ratio else 0.0
 
 
-@rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))
+@rank_fact(unit="ratio", needs=("gpu",))
 def half_precision_speedup(timeline: RankTimeline) -> Value:
-    """How many times as fast all matrix kernels of the median step are if those in fp32 run in 16 bits.
+    """How many times as fast matrix products in fp32, off the tensor cores, likely are in 16 bits.
 
-    These are then three times as fast, which reading and writing leave of larger ratios, and no faster than
-    the device surely is; those on tensor cores stay.
+    The geometric mean of three times, which reading and writing leave of larger ratios, and of what the
+    device's rates say, if that is more.
     """
-    return _speedup_of_all(timeline, HALF_PRECISION, 1.0)
+    return _speedup(timeline, HALF_PRECISION, 1.0)
 
 
-@rank_fact(unit="ratio", needs=("gpu", "kernels", tensor_core_frac))
+@rank_fact(unit="ratio", needs=("gpu",))
 def tf32_speedup(timeline: RankTimeline) -> Value:
-    """The same for TF32: twice as fast, and no faster than half of the rate in 16 bits allows."""
-    return _speedup_of_all(timeline, 2.0, 0.5)
+    """The same for TF32: of twice, and of half of the rate in 16 bits."""
+    return _speedup(timeline, 2.0, 0.5)
 
 
-def _speedup_of_all(timeline: RankTimeline, most: float, of_half_rate: float) -> Value:
-    used, ratio = needed_number(tensor_core_frac(timeline)), tensor_speedup(timeline)
-    by = most if isinstance(ratio, Unknown) else min(most, max(ratio * of_half_rate, 1.0))
-    return 1.0 / (used + (1.0 - used) / by)
+def _speedup(timeline: RankTimeline, limited: float, of_half_rate: float) -> float:
+    ratio = tensor_speedup(timeline)
+    return limited if isinstance(ratio, Unknown) else likely_speedup(ratio * of_half_rate, limited)
 
 
 @rank_fact(unit="bool", needs=("gpu",))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from tracedoc.play.run_program import Layout, RunProgram
@@ -35,15 +33,15 @@ GROUPS = {
 WASTES = {
     "attention": (Waste.ATTENTION, 0.0),
     "layout": (Waste.LAYOUT, 0.5),
-    "fp32": (Waste.FP32, 0.25),
+    "fp32": (Waste.FP32, 0.15),
     "shapes": (Waste.SHAPES, 0.5),
     "loss": (Waste.LOSS, 0.5),
     "fusion": (Waste.FUSION, 0.5),
 }
 """How the same could be computed in less time, and by which share the time that goes may be more or less."""
 
-PRECISION_DOUBT = 1 / 3
-"""By this share matrix products in fewer bits may be faster or slower than is likely: shapes decide."""
+PRECISION_DOUBT = 2.0
+"""So many times as fast as is likely matrix products in fewer bits may be, or as slow: shapes decide."""
 
 FUSED_HOST = (0.05, 0.1, 0.3)
 """A fused optimizer launches few kernels: it takes this share of the host's time."""
@@ -52,17 +50,20 @@ UNFUSED, UNFUSED_DOUBT = 0.55, 0.25
 """This share of what an optimizer of single operators takes is reading and writing values again, give or take
 a quarter: fused, AdamW moves 7 values for each parameter instead of 20, SGD with momentum 5 instead of 8."""
 
-DOUBLED = (1.6, 1.8, 2.0)
-"""Kernels of twice the batch take this many times as long: small ones leave part of the device idle."""
+UNFILLED_NS, UNFILLED_SHARE = (50_000, 5_000, 0), 0.4
+"""Of a kernel's time so much, and at most this share, is the same for twice the work: it starts and ends, and
+the blocks of its last wave leave processors idle, for at most 50 us (a tile of 128 x 128 over 4,096 products
+on one processor of an A100)."""
 
 
-def work_left(share: float, doubled: float) -> float:
-    """What kernels take of their time without a share of their work; twice of it takes ``doubled`` of it."""
-    return float((1.0 - share) ** math.log2(doubled))
+def growing(times: Times, unfilled_ns: float) -> Int64Array:
+    """What of the times of kernels grows with their work, in ns, where ``unfilled_ns`` of each may not."""
+    less: Int64Array = np.minimum(UNFILLED_SHARE * times, unfilled_ns).astype(np.int64)
+    return times.astype(np.int64) - less
 
 
-def batch_work(program: RunProgram) -> tuple[Int64Array, Int64Array]:
-    """What both passes compute: ns of events and, on CPUs, of the host's points."""
+def batch_work(program: RunProgram, unfilled_ns: float = 0.0) -> tuple[Int64Array, Int64Array]:
+    """What both passes compute that grows with the batch: ns of events and, on CPUs, of the host's points."""
     layout = program.layout
     dur = np.where(np.isin(layout.event_part, PASSES) & layout.computes, program.dur, 0).astype(np.int64)
     lag = np.zeros(layout.points, dtype=np.int64)
@@ -70,24 +71,23 @@ def batch_work(program: RunProgram) -> tuple[Int64Array, Int64Array]:
         lag = np.where(np.isin(layout.part, PASSES), program.lag, 0).astype(np.int64)
         points, paused = layout.at(Doing.NOTHING)
         lag[points] -= np.minimum(paused, lag[points])
-    return dur, lag
+    return growing(dur, unfilled_ns), growing(lag, unfilled_ns)
 
 
 @as_change(
     Parameter("share", "the share of a batch's places that is padding now", 0.3, 0.0, 1.0),
-    assuming="kernels of half the work take a half to five eighths of their time",
+    assuming="kernels of half the work take half of their time, short ones up to 0.7 of it",
 )
 def less_padding(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Batches hold no padding: a share of the work of both passes goes."""
-    dur, lag = batch_work(program)
+    dur, lag = batch_work(program, of_scenario(program.scenario, *UNFILLED_NS[::-1]))
     if not dur.any() and not lag.any():
         return NotApplicable("the capture does not show what belongs to the forward and backward pass")
     share = arguments.number("share")
-    gone = 1.0 - work_left(share, of_scenario(program.scenario, *DOUBLED[::-1]))
     program = with_bytes(program, arguments, grow_with_batch(program), 1.0 - share)
     return program.edited(
-        dur=program.dur - np.rint(gone * dur).astype(np.int64),
-        lag=program.lag - np.rint(gone * lag).astype(np.int64),
+        dur=program.dur - np.rint(share * dur).astype(np.int64),
+        lag=program.lag - np.rint(share * lag).astype(np.int64),
     )
 
 
@@ -98,27 +98,26 @@ def less_padding(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
 )
 def faster_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Kernels of a group are this many times as fast."""
-    return _faster(program, arguments.word("of"), arguments.number("by"))
+    layout, group = program.layout, arguments.word("of")
+    chosen = np.isin(layout.group, GROUPS[group]) & layout.computes
+    if not chosen.any():
+        return NotApplicable(f"the step has no kernel of the group {group}")
+    return program.edited(dur=scaled(program.dur, chosen, 1.0 / arguments.number("by")))
 
 
 @as_change(
     Parameter("by", "how many times as fast they are then", 2.0, 1.0, 100.0),
-    assuming="matrix kernels run {by:.2g} times as fast, give or take a third",
+    assuming="products in fp32 run {by:.2g} times as fast, from half of that to twice",
 )
 def fewer_bits(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Matrix products are computed in 16 bits, or in TF32."""
-    by = arguments.number("by")
-    least, most = max(by * (1 - PRECISION_DOUBT), 1.0), by * (1 + PRECISION_DOUBT)
-    return _faster(program, "matrix", of_scenario(program.scenario, most, by, least))
-
-
-def _faster(program: RunProgram, group: str, by: float) -> RunProgram | NotApplicable:
-    """The program whose kernels of a group are ``by`` times as fast."""
-    layout = program.layout
-    chosen = np.isin(layout.group, GROUPS[group]) & layout.computes
-    if not chosen.any():
-        return NotApplicable(f"the step has no kernel of the group {group}")
-    return program.edited(dur=scaled(program.dur, chosen, 1.0 / by))
+    """Matrix products in fp32, off the tensor cores, are computed in 16 bits, or in TF32."""
+    by, layout = arguments.number("by"), program.layout
+    by = max(of_scenario(program.scenario, PRECISION_DOUBT * by, by, by / PRECISION_DOUBT), 1.0)
+    plain = np.zeros(layout.events, dtype=bool)
+    plain[layout.waste_event[layout.waste == Waste.FP32]] = True
+    if not plain.any():
+        return NotApplicable("the step has no product in fp32 that is known to run off the tensor cores")
+    return program.edited(dur=scaled(program.dur, plain, 1.0 / by))
 
 
 @as_change(
@@ -178,15 +177,17 @@ def of_updates(layout: Layout) -> Mask:
 def fused_updates(program: RunProgram, dur: Times) -> Removal | None:
     """What an optimizer's kernels, which take ``dur``, take beyond those of a fused one, if anything.
 
-    Small ones go as a whole; of larger ones what they read and write again, with the gaps between them.
+    That is what they read and write again, what small ones take to start and end, and the gaps between them.
     """
     layout = program.layout
     small = repeated_small(program) & of_updates(layout)
-    single = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE) & ~small
-    taken = np.where(small, dur, 0)
-    taken[single] = np.rint(UNFUSED * dur[single])
+    single = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE)
+    started = np.where(small, dur / 2, 0.0)
+    again = np.where(single | small, UNFUSED * (dur - started), 0.0)
     gap = np.where(small | _following(layout, single | small), layout.gap, 0)
-    return Removal.of(dur=taken, gap=gap, doubt=UNFUSED_DOUBT if single.any() else 0.0)
+    return Removal.of(
+        dur=np.rint(started + again).astype(np.int64), gap=gap, doubt=UNFUSED_DOUBT if again.any() else 0.0
+    )
 
 
 @as_change()
@@ -207,7 +208,8 @@ def compile_model(program: RunProgram, arguments: Arguments) -> RunProgram | Not
 
 
 @as_change(
-    assuming="kernels take 1.6 to 2 times as long, gradient messages and optimizer as long as now", units=2.0
+    assuming="kernels take 1.6 to 2 times as long, long ones twice, gradient messages and optimizer as now",
+    units=2.0,
 )
 def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """A step does twice the work; the answer is the time for as much work as today.
@@ -221,7 +223,8 @@ def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
             "the capture does not show which kernels belong to the forward and backward pass"
         )
     works = passes & (layout.computes | (layout.group == Group.COPY_OTHER))
-    dur = scaled(program.dur, works, of_scenario(program.scenario, *DOUBLED))
+    more = growing(program.dur, of_scenario(program.scenario, *UNFILLED_NS))
+    dur = program.dur + np.where(works, more, 0)
     dur = scaled(dur, layout.group == Group.COPY_IN, 2.0)
     loads = layout.kind == Call.INPUT
     program = with_bytes(program, arguments, grow_with_batch(program), 2.0)

@@ -8,17 +8,13 @@ from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Call
 from tracedoc.whatif.changes.change import Arguments, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.host import PASSES
-from tracedoc.whatif.changes.kernels import DOUBLED, batch_work, work_left
+from tracedoc.whatif.changes.kernels import UNFILLED_NS, batch_work, growing
 from tracedoc.whatif.changes.transfers import with_bytes
 from tracedoc.whatif.even_ranks import between_stages, passes_of, scale_to
 
 OF_STAGES = (1.0, 1.05, 1.15)
 """Between its first and its last micro-batch a stage takes so many times what its own work takes: what it
 waits for its neighbours there."""
-
-WAVE_NS = 50_000
-"""The blocks of a kernel run in waves: with half the work the last one may be as long as it was, which takes
-no more than this (a tile of 128 x 128 over 4,096 products on one processor of an A100)."""
 
 NO_STAGES = NotApplicable("the ranks are no stages of a pipeline")
 
@@ -48,17 +44,17 @@ def more_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram 
     return _once_more(program.edited(own=own, ready=ready))
 
 
-@as_change(assuming="kernels of half the work take half of their time, short ones up to five eighths")
+@as_change(assuming="kernels of half the work take half of their time, short ones up to 0.7 of it")
 def halve_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """A step has twice the micro-batches, each of half the samples."""
     between = between_stages(program)
     if not between.any():
         return NO_STAGES
-    left = work_left(0.5, of_scenario(program.scenario, *DOUBLED[::-1]))
+    unfilled_ns = of_scenario(program.scenario, *UNFILLED_NS[::-1])
     dur = program.dur.astype(np.int64)
     for place in range(len(program.layout.ranks)):
         events = passes_of(program, place)[0]
-        dur[events] = dur[events] // 2 + np.minimum((left - 0.5) * dur[events], WAVE_NS).astype(np.int64)
+        dur[events] -= growing(dur[events], unfilled_ns) // 2
     lag = program.lag - batch_work(program)[1] // 2
     return _once_more(with_bytes(program.edited(dur=dur, lag=lag), arguments, between, 0.5))
 
