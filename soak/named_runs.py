@@ -63,6 +63,7 @@ JOBS = {
     "saving_thread text": r"`save_text` \(`saving_thread\.py:\d+`\) in a thread beside",
     "item_per_layer": r"`check_output` \(`item_per_layer\.py:\d+`\)",
     "small_buckets": r"Small gradient buckets",
+    "stopped_rank": r"Slow steps.* most of it in a stopped process on rank 1",
     "kinds ddp": r"Small gradient buckets",
     "kinds accumulation": r"reduced in every micro-batch",
     "kinds unused": r"Unused-parameter search|Small gradient buckets",
@@ -98,6 +99,7 @@ ALSO = {
     "same_data": r"Unshared data",
     "padding uneven": r"the batches of rank 0 hold \d\.\d times the tokens",
     "saving_thread text": r"Move that work to a process of its own",
+    "stopped_rank": r"See what stops the process",
     "anomaly_mode": r"set_detect_anomaly\(False\)",
 }
 """What the whole answer must say."""

@@ -173,13 +173,21 @@ def test_a_step_that_the_collector_makes_long_does_not_count(watched: StackSampl
 class Clock:
     """A thread that asks for the interpreter wakes when it is told to, and has waited for cores as told."""
 
+    woken, trains_ns, sleeps_ns = 1, 0, 0
+    """In each wait it gets so many turns, training runs and the machine is suspended for so long."""
+
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now_ns = self.core_ns = self.late_ns = 0
+        self.now_ns = self.core_ns = self.late_ns = self.turns = self.trained_ns = self.suspended_ns = 0
         monkeypatch.setattr(samples.time, "perf_counter_ns", lambda: self.now_ns)
-        monkeypatch.setattr(samples, "_scheduled", lambda thread: (0, self.core_ns))
+        monkeypatch.setattr(samples.Waits, "_trained_ns", lambda waits: self.trained_ns)
+        monkeypatch.setattr(samples, "_scheduled", lambda thread: (0, self.core_ns, self.turns))
+        monkeypatch.setattr(samples, "_suspended_ns", lambda: self.suspended_ns)
 
     def wait(self, seconds: float) -> bool:
         self.now_ns += int(seconds * 1e9) + self.late_ns
+        self.turns += self.woken
+        self.trained_ns += self.trains_ns
+        self.suspended_ns += self.sleeps_ns
         return False
 
     def is_set(self) -> bool:
@@ -190,7 +198,7 @@ def test_the_interpreter_is_held_for_those_who_wait_a_switch_interval(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of four times it came at once, after 6 ms, after 6 ms of which 5 were for a core, and after 3 ms."""
-    clock, asks = Clock(monkeypatch), samples.LockAsks()
+    clock, asks = Clock(monkeypatch), samples.Waits()
     assert asks.describe() is None
     for late_ms, core_ms in [(0, 0), (6, 0), (6, 5), (3, 0)]:
         clock.late_ns = late_ms * 10**6
@@ -199,8 +207,36 @@ def test_the_interpreter_is_held_for_those_who_wait_a_switch_interval(
     assert asks.describe() == {"asked": 4, "held": 1}
 
 
+@pytest.mark.parametrize(
+    ("late_ms", "woken", "trains_ms", "sleeps_ms", "stopped_ms"),
+    [
+        (300, 1, 15, 0, 300),
+        (40, 1, 0, 0, None),
+        # The interpreter is held: who waits for it wakes every 5 ms.
+        (300, 60, 0, 0, None),
+        # This thread alone is kept from running, as by a page that is read.
+        (300, 1, 310, 0, None),
+        (0, 1, 0, 5_000, 5_000),
+    ],
+)
+def test_a_process_that_the_system_stops_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+    late_ms: int,
+    woken: int,
+    trains_ms: int,
+    sleeps_ms: int,
+    stopped_ms: int | None,
+) -> None:
+    clock, stops = Clock(monkeypatch), list[int]()
+    waits = samples.Waits(lambda end_ns, length_ns: stops.append(length_ns))
+    clock.late_ns, clock.woken = late_ms * 10**6, woken
+    clock.trains_ns, clock.sleeps_ns = trains_ms * 10**6, sleeps_ms * 10**6
+    waits.wait(clock, 0.02)
+    assert stops == ([] if stopped_ms is None else [stopped_ms * 10**6])
+
+
 def test_threads_without_a_lock_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asks = Clock(monkeypatch), samples.LockAsks()
+    clock, asks = Clock(monkeypatch), samples.Waits()
     clock.late_ns = 6 * 10**6
     asks.wait(clock, 0.02)
     monkeypatch.setattr(samples.sys, "_is_gil_enabled", lambda: False, raising=False)

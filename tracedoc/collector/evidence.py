@@ -200,7 +200,8 @@ class _Watch:
         self.memory: Facts = {}
         self.armed = False
         self.core_wait: CoreWait | None = None
-        self.samples = StackSamples(self._stuck, self.log.write if self.log else _ignore)
+        log = (self.log.write, self.log.stop) if self.log else (_ignore, _ignore)
+        self.samples = StackSamples(self._stuck, *log)
         self.threads = ThreadTimes()
 
     def step(self, now_ns: int) -> None:
@@ -366,7 +367,7 @@ def _so_far(watch: _Watch) -> Facts:
         compile=probe(describe_compile, {}),
         collections=watch.collections.describe(),
         samples=watch.samples.describe(),
-        interpreter=watch.samples.lock.describe(),
+        interpreter=watch.samples.waits.describe(),
         batch=watch.loader.tensors,
         loader=watch.loader.so_far(),
         nccl=probe(read_nccl_log, os.environ, os.getpid()),

@@ -42,6 +42,12 @@ _OURS = os.path.dirname(__file__)
 _AROUND = frozenset({"counted", "watched", "watched_start"})
 """Functions of the collector around the job's own: all optimizers and data loaders run in one."""
 
+STOPPED_NS = 50_000_000
+"""A process that stood still for so long was stopped, which is told."""
+
+NOTICED_S = 0.1
+"""The collector's thread wakes so often: a stop is noticed where it should have done so meanwhile."""
+
 HELD = 0.8
 """A thread that waits so much of the switch interval is let in because it asked; less is slack."""
 
@@ -57,37 +63,70 @@ def ran_ns(thread: threading.Thread) -> int:
     return _scheduled(thread)[0]
 
 
-def _scheduled(thread: threading.Thread) -> tuple[int, int]:
-    """The ns for which a thread ran, and for which it waited for a core; 0 where nobody counts them."""
+def _scheduled(thread: threading.Thread) -> tuple[int, int, int]:
+    """The ns for which a thread ran, and for which it waited for a core, and how often it got one.
+
+    0 where nobody counts them.
+    """
     try:
         with open(_TASKS.format(thread.native_id), encoding="ascii") as file:
-            ran, waited, *_ = file.read().split()
-            return int(ran), int(waited)
+            ran, waited, turns = map(int, file.read().split())
+            return ran, waited, turns
     except (OSError, ValueError):
-        return 0, 0
+        return 0, 0, 0
 
 
-class LockAsks:
-    """How often the interpreter was held for a whole switch interval when a thread that woke asked for it.
+def _suspended_ns() -> int:
+    """For how long this machine was suspended since it began, as far as its kernel knows."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return 0 if clock is None else time.clock_gettime_ns(clock) - time.monotonic_ns()
 
-    PyTorch gives it away in its operators: long holds are those of Python code, of any other thread. What the
-    thread waited for a core does not count.
+
+class Waits:
+    """What the waits of the collector's own thread show: who held the interpreter, and when nothing ran.
+
+    PyTorch gives the interpreter away in its operators: where it is held for a whole switch interval when
+    this thread asks for it, that is Python code, of any other thread. What the thread waited for a core does
+    not count. Who asks gets a turn in each interval: where this thread had none for long and waited for no
+    core, nor did the thread that trains run, the system had stopped the process, or suspended the machine.
+    ``on_stop`` gets when that had ended, by ``time.time_ns``, and how long it took at least.
     """
 
-    def __init__(self) -> None:
-        self._asked = self._held = self._waited_ns = 0
+    def __init__(self, on_stop: Callable[[int, int], None] = lambda end_ns, length_ns: None) -> None:
+        self._on_stop = on_stop
+        self._training = threading.get_ident()
+        self._asked = self._held = self._waited_ns = self._turns = 0
+        self._suspended_ns = _suspended_ns()
 
     def wait(self, event: threading.Event, seconds: float) -> bool:
-        """Wait for an event as it does, and note whether the interpreter was held afterwards."""
-        due_ns = time.perf_counter_ns() + int(max(seconds, 0.0) * 1e9)
+        """Wait for an event as it does, and note what kept this thread from going on then."""
+        seconds = max(seconds, 0.0)
+        ran_ns = self._trained_ns()
+        due_ns = time.perf_counter_ns() + int(seconds * 1e9)
         happened = event.wait(seconds)
         late_ns = time.perf_counter_ns() - due_ns
-        waited_ns = _scheduled(threading.current_thread())[1]
+        interval_ns = sys.getswitchinterval() * 1e9
+        _, waited_ns, turns = _scheduled(threading.current_thread())
         late_ns, self._waited_ns = late_ns - (waited_ns - self._waited_ns), waited_ns
-        if not happened:
+        had, self._turns = turns - self._turns, turns
+        asleep_ns, self._suspended_ns = -self._suspended_ns, _suspended_ns()
+        asleep_ns += self._suspended_ns
+        trained_ns = self._trained_ns() - ran_ns - seconds * 1e9
+        if had and max(2 * had * interval_ns, 2 * trained_ns) < late_ns:
+            asleep_ns += late_ns
+        if asleep_ns >= STOPPED_NS:
+            self._on_stop(time.time_ns(), asleep_ns)
+        elif not happened:
             self._asked += 1
-            self._held += late_ns >= HELD * sys.getswitchinterval() * 1e9
+            self._held += late_ns >= HELD * interval_ns
         return happened
+
+    def _trained_ns(self) -> int:
+        """For how long the thread that made this ran, 0 where that is not known."""
+        try:
+            return time.clock_gettime_ns(time.pthread_getcpuclockid(self._training))
+        except (AttributeError, OSError):
+            return 0
 
     def describe(self) -> Plain | None:
         """How often it was ``asked`` for, and ``held``; ``None`` before, and where threads need no lock."""
@@ -179,13 +218,14 @@ class StackSamples:
     After a long step the next one is sampled from its beginning on, and that which comes as much later as the
     last two lay apart; of the others ever fewer: 16, 20, 24, 28, 32, 40, 48, and so on. ``on_stuck`` gets the
     stack of a step that hangs, and ``None`` when it ends after all; ``on_look`` is called whenever that is
-    looked at.
+    looked at, ``on_stop`` after the process stood still (:class:`Waits`).
     """
 
     def __init__(
         self,
         on_stuck: Callable[[list[str] | None], None] = lambda stack: None,
         on_look: Callable[[], None] = lambda: None,
+        on_stop: Callable[[int, int], None] = lambda end_ns, length_ns: None,
     ) -> None:
         self._on_stuck, self._on_look = on_stuck, on_look
         self._thread = threading.get_ident()
@@ -199,7 +239,7 @@ class StackSamples:
         self._last_long = 0
         self._long, self._usual = KeptSteps(), KeptSteps()
         self._loop: Stack = ()
-        self.lock = LockAsks()
+        self.waits = Waits(on_stop)
 
     def begin(self) -> None:
         """Watch from now on."""
@@ -269,7 +309,7 @@ class StackSamples:
         while True:
             later = self._steps + 2
             self._wakes_at = min([_next_other(later), *(one for one in self._due if one >= later)]) - 1
-            self.lock.wait(self._tick, due_ns / 1e9)
+            self.waits.wait(self._tick, min(due_ns / 1e9, NOTICED_S))
             if self._over:
                 return
             self._tick.clear()
@@ -311,7 +351,7 @@ class StackSamples:
         taken, stack = began, None
         ran = {one: ran_ns(one) for one in other_threads(self._thread)}
         if step.whole:
-            self._tick.wait(pause_ns / 2e9)
+            self.waits.wait(self._tick, pause_ns / 2e9)
         while self._began_ns == began and not self._over:
             frames = sys._current_frames()
             now = time.perf_counter_ns()
@@ -335,7 +375,7 @@ class StackSamples:
             if not told and now - began > max(STUCK_NS, STUCK * usual):
                 told = True
                 self._on_stuck(script_frames(self._thread))
-            self._tick.wait(pause_ns / 1e9)
+            self.waits.wait(self._tick, pause_ns / 1e9)
             pause_ns = min(int(pause_ns * GROWS), STUCK_NS // 2)
         if told and not self._over:
             self._on_stuck(None)

@@ -21,6 +21,7 @@ from tracedoc.run.steplog import (
     MAGIC,
     RECORD,
     STEP,
+    STOPPED,
     WINDOW,
     WRITTEN_WITHIN_NS,
 )
@@ -194,6 +195,10 @@ class StepLogWriter:
     def collection(self, generation: int, end_ns: int, length_ns: int) -> None:
         """Note a garbage collection that took long."""
         self._noted.append((generation, COLLECTION, end_ns, length_ns))
+
+    def stop(self, end_ns: int, length_ns: int) -> None:
+        """Note that the process stood still, from any thread."""
+        self._noted.append((0, STOPPED, end_ns, length_ns))
 
     def window(self, what: int) -> None:
         """Write that the captured window begins or ends, or that its file was written."""

@@ -39,6 +39,9 @@ CORE_WAIT = 4
 
 Of steps that are written together it is known for all of them: the longest ones have it."""
 
+STOPPED = 5
+"""The process stood still for so long at least, as by SIGSTOP or in a suspended machine; it has no number."""
+
 WRITTEN_WITHIN_NS = 10_000_000
 """So long after it was written a log is written again: a step of at least that at once, others together."""
 

@@ -95,6 +95,10 @@ LOADER = "the data loader"
 """Where a thread is that waits for the workers of its loader."""
 
 
+STOPPED = "a stopped process"
+"""Where a thread is whose process the system has stopped."""
+
+
 class CodePlace(msgspec.Struct, frozen=True):
     """A function of the script, or a named range, with the host's time in it that no operator covers.
 
@@ -111,8 +115,8 @@ class CodePlace(msgspec.Struct, frozen=True):
     call: str = ""
 
     def __str__(self) -> str:
-        if not self.file and self.function == LOADER:
-            return LOADER
+        if not self.file and self.function in (LOADER, STOPPED):
+            return self.function
         if not self.file:
             return f"the range `{self.function}`"
         if self.function == TOP_LEVEL:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Mapping, Sequence
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from tracedoc.run.job import Job, RankJob
 from tracedoc.run.machine import SampledStep, Samples, Stacks
-from tracedoc.run.steplog import STEP, StepLog
+from tracedoc.run.steplog import STEP, STOPPED, StepLog
 from tracedoc.topics.step.slow_code import slow_steps_code, slow_steps_code_ms, slow_steps_doing
 from tracedoc.topics.step.slow_steps import slow_steps_pattern
 from tracedoc.values import Unknown
@@ -42,14 +43,25 @@ def run_of(*stacks: tuple[float, tuple[str, ...]], beside: Stacks = ()) -> Any:
     )
 
 
-def run_of_ranks(*sampled: list[SampledStep], lengths_ms: tuple[int, ...] = ()) -> Any:
-    """Ranks with 4 long steps of 40 and these samples, and the lengths of the steps that the log has."""
+def run_of_ranks(
+    *sampled: list[SampledStep],
+    lengths_ms: tuple[int, ...] = (),
+    stops_ms: Sequence[Mapping[int, int]] = ({}, {}),
+) -> Any:
+    """Ranks with 4 long steps of 40 and these samples, and the lengths of the steps that the log has.
+
+    Each rank was stopped in some steps, until 1 ms before their ends.
+    """
     words = array("q")
     for number, ms in enumerate(lengths_ms, 1):
         words.extend([STEP << 32 | number, number * 10**9, ms * 10**6])
+    stops = [array("q", words) for _ in sampled]
+    for log, of_rank in zip(stops, stops_ms, strict=False):
+        for number, ms in of_rank.items():
+            log.extend([STOPPED << 32, number * 10**9 - 10**6, ms * 10**6])
     ranks = tuple(
-        RankJob(rank, samples=Samples(40, 4, (MAIN,), tuple(steps)), log=StepLog(rank, 0, words))
-        for rank, steps in enumerate(sampled)
+        RankJob(rank, samples=Samples(40, 4, (MAIN,), tuple(steps)), log=StepLog(rank, 0, log))
+        for rank, (steps, log) in enumerate(zip(sampled, stops, strict=True))
     )
     return SimpleNamespace(job=Job(ranks), kept={}, digests=())
 
@@ -100,6 +112,27 @@ def test_a_thread_is_judged_by_steps_that_were_sampled_whole(
     ]
     found = "`upload` (`train.py:60`) in a thread beside training" if named else "none"
     assert slow_steps_code(run_of_ranks(steps)) == found
+
+
+@pytest.mark.parametrize(
+    ("stops_ms", "code"),
+    [
+        (({}, {20: 280, 33: 270}), "a stopped process on rank 1"),
+        (({20: 280}, {33: 270}), "a stopped process"),
+        (({}, {20: 140, 33: 140}), "`save_state` (`train.py:9`)"),  # less than half of 300 ms
+        (({}, {21: 280, 34: 270}), "`save_state` (`train.py:9`)"),  # in other steps
+    ],
+)
+def test_steps_are_slow_because_the_system_stops_a_process(
+    stops_ms: tuple[dict[int, int], ...], code: str
+) -> None:
+    """Two of 40 steps take 300 ms more than the usual 100, and were sampled in the function that was left."""
+    lengths = [400 if number in (20, 33) else 100 for number in range(1, 41)]
+    slow = [SampledStep(number, ((400.0, SAVE),)) for number in (20, 33)]
+    run = run_of_ranks(slow, slow, lengths_ms=tuple(lengths), stops_ms=stops_ms)
+    assert slow_steps_code(run) == code
+    assert slow_steps_pattern(run) == "irregular"
+    assert slow_steps_doing(run) == ("stopped" if "stopped" in code else "saving")
 
 
 TRAIN = (TORCH, MAIN)

@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import NO_MANIFEST, job_of, ranks_fact, run_fact
+from tracedoc.ranks.code_places import NAMED_SHARE
 from tracedoc.ranks.run_view import RunView, meet_rarely
 from tracedoc.run.job import RankJob
-from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, WINDOW, WRITTEN
+from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, STOPPED, WINDOW, WRITTEN
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.trace.distinct import distinct, intersection, is_among
@@ -234,6 +235,30 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
     if meet_rarely(run.digests):
         length = lengths[int(lengths.std(axis=1).argmin())]
     return JobSteps(numbers, length, paused.sum(axis=0), paused.max(axis=0), waited.sum(axis=0))
+
+
+@once
+def stopped_steps(run: RunView) -> dict[int, Ints]:
+    """By rank the steps of the job that are far longer mostly because the process stood still, by its log.
+
+    Places among :func:`job_steps`; of ranks that were stopped in some, which the others wait for.
+    """
+    found: dict[int, Ints] = {}
+    steps = job_steps(run)
+    for rank in run.job.ranks if isinstance(steps, JobSteps) else ():
+        stops = rank.log.of_kind(STOPPED) if rank.log is not None else []
+        if rank.log is None or not stops or isinstance(steps, Unknown):
+            continue
+        logged = np.array(rank.log.of_kind(STEP))
+        home = np.searchsorted(logged[:, 1], [end - length // 2 for _, end, length in stops])
+        stopped = np.zeros(steps.number.size)
+        for (_, _, length), place in zip(stops, home.tolist(), strict=True):
+            if place < len(logged):
+                stopped[steps.number == logged[place, 0]] += length
+        places = np.flatnonzero(is_outlier(steps) & (stopped >= NAMED_SHARE * steps.excess_ns))
+        if places.size:
+            found[rank.rank] = places
+    return found
 
 
 @run_fact(unit="ms")

@@ -15,8 +15,8 @@ from tracedoc.ranks.code_places import NAMED_SHARE
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.run.machine import SampledStep
-from tracedoc.timeline.script_code import CodePlace, place_of_stack
-from tracedoc.topics.step.run import JobSteps, job_steps
+from tracedoc.timeline.script_code import STOPPED, CodePlace, place_of_stack
+from tracedoc.topics.step.run import JobSteps, is_outlier, job_steps, stopped_steps
 from tracedoc.topics.step.slow_steps import SlowSteps, slow_steps
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, once
@@ -30,8 +30,8 @@ NO_SAMPLES = Unknown("no stacks were sampled (`tracedoc collect`)")
 NO_FUNCTION = Unknown("no function of long steps is known")
 
 
-SAVING, LOADING, BESIDE, OTHER = "saving", "loading", "a thread beside", "other"
-DOINGS = (SAVING, LOADING, BESIDE, OTHER)
+SAVING, LOADING, BESIDE, OTHER, STILL = "saving", "loading", "a thread beside", "other", "stopped"
+DOINGS = (SAVING, LOADING, BESIDE, OTHER, STILL)
 
 
 class SlowCode(msgspec.Struct, frozen=True):
@@ -76,6 +76,8 @@ def slow_code(run: RunView) -> SlowCode | None:
     Where the thread that trains does what it always does, the function that another thread runs for half
     of that time. Ranks are in it that are for half as long as the one that is longest: others wait for them.
     """
+    if (still := _stopped(run)) is not None:
+        return still
     found: list[SlowCode] = []
     longer: dict[bool, list[tuple[RankJob, TakesLonger]]] = {False: [], True: []}
     for rank in run.job.ranks:
@@ -100,6 +102,21 @@ def slow_code(run: RunView) -> SlowCode | None:
         if one.by_place.get(most.place, 0.0) >= NAMED_SHARE * most.ms * one.steps > 0
     ]
     return msgspec.structs.replace(most, ranks=tuple(involved))
+
+
+def _stopped(run: RunView) -> SlowCode | None:
+    """The ranks that the system stopped in slow steps, where these take half of what all slow ones do."""
+    steps, stopped = job_steps(run), stopped_steps(run)
+    if isinstance(steps, Unknown) or not stopped:
+        return None
+    places = np.unique(np.concatenate(list(stopped.values())))
+    excess = steps.excess_ns
+    if excess[places].sum() < NAMED_SHARE * excess[is_outlier(steps)].sum():
+        return None
+    most = max(stopped, key=lambda rank: stopped[rank].size)
+    (longest,) = (one for one in run.job.ranks if one.rank == most)
+    place = CodePlace("", 0, STOPPED, loading=False, time_ns=0)
+    return SlowCode(place, longest, tuple(sorted(stopped)), STILL, float(excess[places].mean()) / 1e6)
 
 
 def _doing(place: CodePlace, rank: RankJob, slow: Sequence[SampledStep], longer: TakesLonger) -> str:
@@ -176,9 +193,9 @@ def slow_steps_code(run: RunView) -> Value:
     are in it, with them: the others wait. Where the thread that trains does what it always does, the function
     that another thread runs for half of that time: one thread of a process runs Python at a time.
     """
-    if not any(one.samples.sampled for one in run.job.ranks):
-        return NO_SAMPLES
     found = slow_code(run)
+    if found is None and not any(one.samples.sampled for one in run.job.ranks):
+        return NO_SAMPLES
     if found is None:
         return "none"
     on = "on rank" if len(found.ranks) == 1 else "on ranks"
@@ -192,7 +209,7 @@ def slow_steps_doing(run: RunView) -> Value:
     """What :func:`slow_steps_code` does there.
 
     It is "saving" a checkpoint, "loading": waiting for workers of the data loader, "a thread beside" the one
-    that trains, or "other".
+    that trains, "stopped": the process stood still, as by SIGSTOP or in a suspended machine, or "other".
     """
     found = slow_code(run)
     return found.doing if found is not None else NO_FUNCTION

@@ -19,6 +19,7 @@ from tracedoc.topics.step.run import (
     is_outlier,
     job_steps,
     lasting,
+    stopped_steps,
 )
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -80,7 +81,10 @@ def slow_steps(run: RunView) -> SlowSteps | Unknown:
     chance = any(crowded(run, digest.rank) for digest in run.digests) or (
         isinstance(waited, float) and waited > SHARED and any(digest.is_cpu for digest in run.digests)
     )
-    irregular = SlowSteps("none", steps.median_ns) if chance else _irregular(steps)
+    # What the system did to a process is no chance of cores.
+    irregular = SlowSteps("none", steps.median_ns)
+    if not chance or stopped_steps(run):
+        irregular = _irregular(steps)
     regular = _regular(steps, length)
     # Outliers at equal distances are counted by both; some more lie between them by accident.
     later = [_from_one_on(steps, length)]
