@@ -58,6 +58,9 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 """Families of causes, and causes: what rules may name."""
 
 
+INHERENT = ("pipeline.bubble",)
+"""Causes that a training strategy has by itself: told, but never a warning."""
+
 WORTH = 0.02
 """A cause below this share of the step is not told: runs of one job differ by as much."""
 

@@ -86,7 +86,7 @@ def test_a_gain_that_was_played_reads_as_a_change_of_the_step():
     ("gain_ms", "after_plan_ms", "words"),
     [
         (30.0, None, "100 -> about 70 ms, then mostly compute"),
-        (0.0, None, "saves nothing alone: the step is mostly compute"),
+        (0.0, None, "saves nothing alone: compute sets the pace"),
         (0.0, (40.0, 50.0, 60.0), "saves nothing alone; with the plan the step is about 50 ms (40 to 60)"),
     ],
 )

@@ -14,9 +14,10 @@ from tests.golden import SAMPLES
 from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import to_json
-from tracedoc.ledger import CAUSE_WORDS, Ledger
+from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.report.markdown import SHOWN_CAUSES, safe
 from tracedoc.report.render import render
+from tracedoc.report.split import Segment, with_notes
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import View, build_view
 from tracedoc.report.waterfall import UNEXPLAINED, Waterfall
@@ -114,6 +115,18 @@ def test_lines_add_up_to_the_step_and_each_begins_where_the_last_ended() -> None
     ]
 
 
+def test_what_the_rows_leave_of_their_own_causes_is_not_of_smaller_ones() -> None:
+    """Of 5 ms that are left, 2 ms are of a cause without a row: the rest is what the others save at best."""
+    diagnosis = sharded()
+    ledger = diagnosis.ledger
+    assert ledger is not None
+    known = {id for row in ledger.rows for id in row.causes}
+    causes = [one for one in ledger.causes if one.id in known]
+    small = replace(causes[0], id="host.gc", share_ms=2.0)
+    told = replace(diagnosis, ledger=replace(ledger, causes=(*causes, small)))
+    assert waterfall(told).lines[-2].words == "more of the causes above, at best"
+
+
 def test_what_sums_round_off_is_no_small_cause() -> None:
     diagnosis = sharded()
     ledger = diagnosis.ledger
@@ -164,3 +177,19 @@ def test_waterfall_has_no_colour_in_a_pipe_and_fits_80_columns() -> None:
     assert "\x1b" in text_of(view, width=80, color=True)
     head = plain[plain.index("What costs the step") : plain.index("Where the step goes")]
     assert max(map(len, head.split("\n"))) <= 80
+
+
+@pytest.mark.parametrize(
+    ("cause", "note"),
+    [
+        ("host.launch", "what makes them late is among the causes above"),
+        ("pipeline.bubble", "as the pipeline drains, and from the causes above"),
+    ],
+)
+def test_waiting_that_no_late_rank_explains_says_where_it_comes_from(cause: str, note: str) -> None:
+    diagnosis = sharded()
+    ledger = Ledger(420.0, 300.0, causes=(LedgerCause(cause, 120.0, (120.0,) * 3, 120.0),))
+    (wait,) = with_notes(
+        (Segment("wait", "waiting for peers", 80.0, 0.2),), replace(diagnosis, ledger=ledger)
+    )
+    assert wait.note == note

@@ -148,7 +148,7 @@ def test_two_findings_that_hide_each_other_are_one_row(
     if rows == 1:
         assert (one.told_ms, one.is_pair, other.told_ms) == (40.0, True, None)
         costs = cost_text(one, 100.0, overlaps="finding 2")
-        assert costs.startswith("costs 40 ms of the 100 ms step (40 %) together with finding 2: each hides")
+        assert costs.startswith("costs 40 ms of the 100 ms step (40 %) together with finding 2; mended alone")
         assert cost_text(other, 100.0, overlaps="finding 1") == "counts with finding 1"
     else:
         assert (one.told_ms, other.told_ms) == (2.0, 38.0)
@@ -264,3 +264,16 @@ def test_a_finding_of_a_time_that_others_cost_as_well_keeps_its_likely_number(
     (found,) = conclude([late, wait], (rule("late", cause=("ranks",)), finding("late", 40.0)))[0].findings
     assert found.gain is not None
     assert (found.gain.likely_ms, found.gain.high_ms, found.size_ms) == (30.0, 34.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("place", "told_by"),
+    [("`log` (`train.py:3`)", "syncs"), ("`load` (`train.py:9`)", "host.pause"), ("", "host.pause")],
+)
+def test_what_a_function_costs_is_told_once(place: str, told_by: str) -> None:
+    """A pause that costs some of the time of a finding is told with it where that names its function."""
+    told, log = cause("host.sync", 20.0, (15.0,) * 3), finding("syncs", 40.0)
+    pause = cause("host.pause", 7.0, (8.0,) * 3, shared_with="host.sync", place=place)
+    named = replace(log, says="the host waits in `log` (`train.py:3`)")
+    _, ledger = conclude([told, pause], (rule("syncs", cause=("host.sync",)), named))
+    assert ledger.causes[1].told_by == (told_by,)

@@ -9,7 +9,7 @@ from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.fixes import change_of_batch, changes_training, fitting_first, saves_nothing
-from tracedoc.judge.severity import INHERENT, warm_up_frac
+from tracedoc.judge.severity import warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
     cost_words,
@@ -21,7 +21,7 @@ from tracedoc.judge.without_warning import (
     number,
     pair_words,
 )
-from tracedoc.ledger import Ledger, Range
+from tracedoc.ledger import INHERENT, Ledger, Range
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches, unprofiled_step_ms
@@ -122,7 +122,9 @@ def summarise(
 def _profiled(measurements: Measurements, finding: Finding, ledger: Ledger | None) -> str:
     """That the profiler slows the host, where it is what a GPU waits for and no step was timed without it."""
     causes = ledger.causes if ledger is not None and not measurements.is_cpu else ()
-    if not any(one.id in PACED_BY_HOST and finding.rule_id in one.told_by for one in causes):
+    partner = finding.overlaps if finding.is_pair else ""
+    paced = [one for one in causes if one.id in PACED_BY_HOST]
+    if not any(finding.rule_id in one.told_by or one.words == partner for one in paced):
         return ""
     timed = any(isinstance(unprofiled_step_ms(one), float) for one in measurements.run.job.ranks)
     return "" if timed else "(The profiler slows the host: time a step without it first.)"

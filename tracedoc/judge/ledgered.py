@@ -22,7 +22,6 @@ from tracedoc.judge.overlaps import (
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.severity import (
     COVERED,
-    INHERENT,
     TOO_SMALL,
     WARM_UP,
     WARNING_SHARE,
@@ -31,7 +30,7 @@ from tracedoc.judge.severity import (
     warm_up_frac,
 )
 from tracedoc.judge.wording import before_full_stop
-from tracedoc.ledger import SHARED_ABOVE, UNSPLIT, WORTH, Ledger, LedgerCause, Range
+from tracedoc.ledger import INHERENT, SHARED_ABOVE, UNSPLIT, WORTH, Ledger, LedgerCause, Range
 from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.topics.step.run import own_frac
@@ -227,7 +226,7 @@ def concluded(
         costs_ms = cause.alone_ms[0] if is_mostly_shared(cause) else 0.0
         if max(cause.share_ms, costs_ms) < least * ledger.step_ms:
             untold.append(cause)
-        elif same := same_time(cause, ledger, claimed.told):
+        elif same := same_time(cause, ledger, claimed.told, [one.finding for one in priced]):
             claimed.told[cause.id] = same
             along.setdefault(same[0], []).append(cause)
         else:

@@ -78,13 +78,20 @@ def with_overlap(
     return replace(finding, overlaps=words, together_ms=both)
 
 
-def same_time(cause: LedgerCause, ledger: Ledger, told: Mapping[str, list[str]]) -> list[str]:
+def same_time(
+    cause: LedgerCause, ledger: Ledger, told: Mapping[str, list[str]], findings: Sequence[Finding]
+) -> list[str]:
     """The rules that tell the cause whose mending saves most of what mending this one does; [] for none.
 
-    ``told`` has the rules by the id of the cause. Messages that a wait makes late count with that cause: a
+    Some of it is enough where one of the ``findings`` names the same function. ``told`` has the rules by the
+    id of the cause. Messages that a wait makes late count with that cause: a
     wait before a pause and a gather is of both, one before copies and a late rank of neither. What a host, a
     loader or a rank does behind a wait is another thing to mend.
     """
+    tellers = told.get(cause.shared_with, [])
+    named = [one.rule_id for one in findings if cause.place.startswith("`") and cause.place in one.says]
+    if same := [one for one in tellers if one in named]:
+        return same
     if not is_mostly_shared(cause) or (cause.shared_with == WAIT and _family(cause) in DELAYING):
         return []
     saved_ms = sum(
@@ -92,7 +99,7 @@ def same_time(cause: LedgerCause, ledger: Ledger, told: Mapping[str, list[str]])
         for one in ledger.causes
         if one.id == cause.shared_with or (one.shared_with == cause.id and _family(one) in AWAITED)
     )
-    return told.get(cause.shared_with, []) if saved_ms >= MOSTLY_SHARED * cause.alone_ms[1] else []
+    return tellers if saved_ms >= MOSTLY_SHARED * cause.alone_ms[1] else []
 
 
 def _family(cause: LedgerCause) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tracedoc.diagnosis import SEVERITIES
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.rule import Rule
-from tracedoc.ledger import WORTH, Ledger, LedgerCause, Range
+from tracedoc.ledger import INHERENT, WORTH, Ledger, LedgerCause, Range
 from tracedoc.topics.host.rank import recompiling_steps
 
 CRITICAL_SHARE = 0.15
@@ -20,9 +20,6 @@ where findings stand for at least this share of it."""
 
 UNSURE = "low"
 """The confidence of a ledger whose replay misses the step: what no rule tells is then a note at most."""
-
-INHERENT = ("pipeline.bubble",)
-"""Causes that a training strategy has by itself: told, but never a warning."""
 
 BY_DEFAULT = ("compute.fusion", "compute.small_kernels", "compute.padding")
 """Causes that every script has which is not compiled, or packs no samples: what is mostly for them is a level

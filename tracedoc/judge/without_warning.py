@@ -9,8 +9,7 @@ from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
-from tracedoc.judge.severity import INHERENT
-from tracedoc.ledger import WORTH, Ledger, LedgerCause, saved_words
+from tracedoc.ledger import INHERENT, WORTH, Ledger, LedgerCause, saved_words
 from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_between, format_ms, format_percent, format_step_change, lowered
@@ -135,7 +134,7 @@ def pair_words(finding: Finding) -> str:
     if not finding.is_pair:
         return ""
     alone = saved_words(finding.alone_ms or 0.0)
-    return f" together with {finding.overlaps}, {alone} alone: each hides the other"
+    return f" together with {finding.overlaps}; mended alone it saves {alone}"
 
 
 def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:

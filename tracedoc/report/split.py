@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import BUDGET_PARTS, BudgetParts, Diagnosis
 from tracedoc.idle_causes import WORDS
+from tracedoc.ledger import INHERENT
 from tracedoc.predicted import LEAST_SHARE
 from tracedoc.units import format_ms, format_percent
 
@@ -68,6 +69,8 @@ def _waiting_note(wait: Segment, diagnosis: Diagnosis) -> str:
     late_ms = sum(one.share_ms for one in ledger.causes if one.id.startswith("ranks."))
     if late_ms >= MOSTLY_LATE * wait.ms:
         return ""
+    if any(one.id in INHERENT for one in ledger.causes):
+        return "as the pipeline drains, and from the causes above"
     most = "most of it " if late_ms >= LEAST_SHARE * ledger.step_ms else ""
     return f"{most}what makes them late is among the causes above"
 

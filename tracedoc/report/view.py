@@ -270,15 +270,15 @@ def _in_order(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _place(finding: Finding, run: RunInfo) -> str:
-    parts = []
+    """Where a finding was seen, and how sure it is: ``seen on rank 1 in step 4, confidence high``."""
+    seen = ""
     if len(finding.ranks) > 1 and finding.ranks == run.ranks_seen:
-        parts.append("every rank")
+        seen += " on every rank"
     elif finding.ranks:
-        parts.append(f"rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks)}")
+        seen += f" on rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks)}"
     if finding.steps:
-        parts.append(f"step{'s' * (len(finding.steps) > 1)} {format_ranges(finding.steps)}")
-    parts.append(f"confidence {finding.confidence}")
-    return ", ".join(parts)
+        seen += f" in step{'s' * (len(finding.steps) > 1)} {format_ranges(finding.steps)}"
+    return f"{seen and f'seen{seen}, '}confidence {finding.confidence}"
 
 
 def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:

@@ -96,7 +96,10 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
         )
     ms = left_ms - ledger.ideal_ms
     if ms >= LEAST_SHOWN * step_ms:
-        yield WaterfallLine(UNTOLD, "smaller causes", ms, _share(ms, step_ms), _share(left_ms - ms, step_ms))
+        told = {id for row in ledger.rows for id in row.causes}
+        smaller_ms = sum(one.share_ms for one in ledger.causes if one.id not in told)
+        words = "smaller causes" if 2 * smaller_ms >= ms else "more of the causes above, at best"
+        yield WaterfallLine(UNTOLD, words, ms, _share(ms, step_ms), _share(left_ms - ms, step_ms))
     share = _share(ledger.ideal_ms, step_ms)
     yield WaterfallLine(IDEAL, "ideal step", ledger.ideal_ms, share, note=unexplained_words(ledger))
 

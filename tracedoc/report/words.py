@@ -71,7 +71,8 @@ def predicted_words(predicted: Predicted, after_plan_ms: Range | None = None) ->
     if after_plan_ms is not None:
         with_plan = format_step_change(predicted.before_ms, after_plan_ms).partition("-> ")[2]
         return f"saves nothing alone; with the plan the step is {with_plan}"
-    return f"saves nothing alone{most and f': the step is {most}'}"
+    pace = "the host" if predicted.then_limited_by == "host" else most.removeprefix("mostly ")
+    return f"saves nothing alone{pace and f': {pace} sets the pace'}"
 
 
 def _change_words(predicted: Predicted) -> str:
@@ -89,7 +90,7 @@ WITHOUT = " without it"
 """What ends a change of the step that is no fix, but the absence of what was found."""
 
 
-FINDINGS_NOTE = "seen in one step of one rank; costs are of the mean step, less what other waits then take"
+FINDINGS_NOTE = "costs are of the mean step, less what other waits then take"
 
 SAVES_MORE = 1.25
 """A fix that saves so many times what its finding costs shortens what others cost, too."""
@@ -117,7 +118,7 @@ def cost_text(
     saves_more = fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * finding.told_ms
     alone = saved_words(finding.alone_ms or 0.0)
     if finding.is_pair and overlaps:
-        costs += f" together with {overlaps}: each hides the other; alone it saves {alone}"
+        costs += f" together with {overlaps}; mended alone it saves {alone}"
     elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
         overlaps = {1: "others", 2: "finding 1"}.get(number, f"findings 1-{number - 1}")
         hides = "is mended, which hides" if number == 2 else "are mended, which hide"
