@@ -134,6 +134,30 @@ def lost_in_a_block(share: float, seed: int) -> Change:
     return change
 
 
+def clock_set_back(share: float, back_ms: float) -> Change:
+    """After a share of the capture the clock is set back; what takes place meanwhile seems to be shorter."""
+
+    def change(events: list[Json]) -> list[Json]:
+        first, last = _span(events)
+        until = first + share * (last - first)
+
+        def seen(time: float) -> float:
+            return time - 1e3 * back_ms * (time > until)
+
+        return [
+            {
+                **one,
+                "ts": seen(start := float(one["ts"])),
+                "dur": max(seen(start + length) - seen(start), 0.0),
+            }
+            if _timed(one) and (length := float(one.get("dur", 0))) >= 0
+            else one
+            for one in events
+        ]
+
+    return change
+
+
 def without_marks(events: list[Json]) -> list[Json]:
     """The first and the last step have no mark."""
     marks = [one for one in events if str(one.get("name", "")).startswith("ProfilerStep#")]
@@ -158,7 +182,7 @@ def damages(paths: Sequence[Path], seed: int, count: int) -> Iterator[Damage]:
     on_gpu = has_kernels(paths[0])
     on_host = ["stored", "text", "shorter", "text"]
     kinds = ["stored", "gpu", "text", "block", "shorter", "random"] if on_gpu else on_host
-    kinds = [*kinds, "text", "marks"]
+    kinds = [*kinds, "text", "marks", "clock"]
     for number in range(count):
         kind, rank = kinds[number % len(kinds)], dice.choice(everyone)
         share = round(dice.uniform(0.05, 0.95), 3)
@@ -171,6 +195,9 @@ def damages(paths: Sequence[Path], seed: int, count: int) -> Iterator[Damage]:
             yield Damage(f"ends at {share}", rank, edited(shorter(share)))
         elif kind == "marks":
             yield Damage("without marks", rank, edited(without_marks))
+        elif kind == "clock" and rank is not None:
+            back_ms = dice.choice((3, 20, 200))
+            yield Damage(f"clock set back {back_ms} ms", rank, edited(clock_set_back(share, back_ms)))
         elif kind == "gpu":
             yield Damage(f"GPU ends at {share}", rank, edited(gpu_ends_early(share)))
         elif kind == "random":

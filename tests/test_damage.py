@@ -10,6 +10,7 @@ from tests.damage import (
     Damage,
     Truth,
     answer,
+    clock_set_back,
     cut_stored,
     cut_text,
     damaged,
@@ -106,6 +107,16 @@ def test_a_rank_that_ends_within_the_first_step_of_several_is_left_out(
     paths = files_of(shared_traces / "published_pipeline_8rank")
     found = diagnosed(paths, Damage("shorter", 7, edited(shorter(0.323))), tmp_path)
     assert found.summary.startswith("Rank 7 is left out: its records end before a step")
+
+
+def test_a_rank_whose_clock_is_set_back_in_its_only_step_is_left_out(
+    shared_traces: Path, tmp_path: Path
+) -> None:
+    paths = files_of(shared_traces / "fsdp2_h100_4rank")
+    found = diagnosed(paths, Damage("clock", 2, edited(clock_set_back(0.5, 20))), tmp_path)
+    assert found.summary.startswith("Rank 2 is left out: its records end before a step")
+    assert "clock-went-back" in {one.code for one in found.limits}
+    assert not [one for one in found.findings if one.topic == "straggler"]
 
 
 def test_a_thread_whose_events_are_cut_off_did_not_pause(shared_traces: Path, tmp_path: Path) -> None:

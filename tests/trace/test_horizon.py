@@ -11,7 +11,7 @@ import pytest
 
 from tracedoc.errors import InputError
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.horizon import cut_at, kernels_end, without_length
+from tracedoc.trace.horizon import cut_at, kernels_end, went_back, without_length
 from tracedoc.trace.kineto import read_trace
 
 
@@ -22,6 +22,30 @@ def known(*parts: tuple[Kind, int, range], peers: bool = False, named: bool = Fa
     return cut_at(
         kind, np.concatenate([np.array(times) for *_, times in parts]), thread, peers=peers, named=named
     )
+
+
+MS = 1_000_000
+
+
+def calls(after: int, *, back_ms: int) -> tuple[np.ndarray, np.ndarray]:
+    """When 400 calls of a thread start, one a ms, and their numbers; the clock goes back ``after`` some."""
+    numbers = np.arange(400)
+    times = MS * (numbers - back_ms * (numbers >= after))
+    order = np.argsort(times, kind="stable")
+    return times[order], numbers[order] + 1
+
+
+def test_a_clock_goes_back_where_later_calls_have_earlier_times() -> None:
+    # Call 299 starts at 299 ms, and the next one at 300 - 20 = 280 ms: 19 ms earlier.
+    assert went_back(*calls(300, back_ms=20)) == (280 * MS, 19 * MS)
+    assert went_back(*calls(300, back_ms=1)) is None
+    assert went_back(*calls(300, back_ms=2)) is None  # by 1 ms: recorders may disagree by so much
+
+
+def test_numbers_without_an_order_tell_nothing_of_the_clock() -> None:
+    times, numbers = calls(400, back_ms=0)
+    assert went_back(times, numbers[::-1]) is None
+    assert went_back(times[:90], np.roll(numbers[:90], 30)) is None  # one in ninety may be chance
 
 
 def test_operators_written_before_the_kernels_are_whole() -> None:

@@ -280,9 +280,10 @@ def ended_early(run: RunView) -> list[Limit]:
     """One limit for the ranks whose recording ends well before the others', none where all end together.
 
     They crashed, or were stopped. Ranks are compared that were recorded from one step on, by the length of
-    their recordings.
+    their recordings, but for those whose records are not known to their end.
     """
-    lengths = {digest.rank: _length_ns(digest) for digest in run.digests if _length_ns(digest)}
+    known = [digest for digest in run.digests if digest.truncated or not digest.cut]
+    lengths = {digest.rank: _length_ns(digest) for digest in known if _length_ns(digest)}
     first = {digest.first_step for digest in run.digests}
     representative = run.representative_digest
     if len(lengths) < 2 or len(first) != 1 or representative is None or meet_rarely(run.digests):

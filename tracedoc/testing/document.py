@@ -219,7 +219,7 @@ class Document(msgspec.Struct, frozen=True):
 
 def render(document: Document) -> str:
     """Return the trace as JSON text, one event a line, in order of start."""
-    events = sorted(document.events, key=lambda event: event.start_ns)
+    events = _numbered(sorted(document.events, key=lambda event: event.start_ns))
     offset = _ORIGIN_NS if document.layout == "current" else _ORIGIN_NS + document.base_time_ns
     first = min((e.start_ns for e in events), default=0) + offset
     last = max((e.start_ns + e.duration_ns for e in events), default=0) + offset
@@ -241,6 +241,19 @@ def render(document: Document) -> str:
         return body + "\n"
     head = "".join(f"{json.dumps(key)}: {json.dumps(value)},\n" for key, value in _header(document).items())
     return f'{{\n{head}"traceEvents": {body},\n"traceName": "rank-{document.rank}.json"\n}}\n'
+
+
+def _numbered(events: Sequence[Event]) -> list[Event]:
+    """The events with external ids in the order in which operators start, as a profiler gives them."""
+    called = [one for one in events if one.category in ("cpu_op", "user_annotation", "python_function")]
+    given = dict.fromkeys(one.args.get("External id", 0) for one in called)
+    numbers = {was: number for number, was in enumerate(given, 1)}
+    return [
+        msgspec.structs.replace(one, args=one.args | {"External id": numbers.get(one.args["External id"], 0)})
+        if "External id" in one.args
+        else one
+        for one in events
+    ]
 
 
 def _header(document: Document) -> dict[str, object]:

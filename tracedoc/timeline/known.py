@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from tracedoc.errors import TraceLimit
 from tracedoc.timeline.launches import Launches, kernel_launches, link_launches
 from tracedoc.timeline.steps import HostSteps, Window
-from tracedoc.trace.columns import Trace
-from tracedoc.trace.horizon import LOST_SHARE, kernels_end
-from tracedoc.units import format_percent
+from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import distinct
+from tracedoc.trace.horizon import LOST_SHARE, kernels_end, went_back
+from tracedoc.units import format_ms, format_percent
 
 
 def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, tuple[TraceLimit, ...]]:
@@ -35,10 +36,33 @@ def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, tuple
         )
     elif end is not None and until is not None:
         until = min(until, end)
+    back = _clock_went_back(trace)
+    if back is not None and (until is None or back[0] < until):
+        until = back[0]
+        limits = (
+            TraceLimit(
+                "clock-went-back",
+                trace.info.source,
+                f"the clock of the file goes back by {format_ms(back[1] / 1e6)} during the capture",
+                "what came when after that is unknown, and no step that lasts longer is analysed",
+            ),
+        )
     if until is None:
         return trace, launches, ()
     known = trace.until(until)
     return known, launches if known is trace else link_launches(known), limits
+
+
+def _clock_went_back(trace: Trace) -> tuple[int, int] | None:
+    """The time in ns to which the clock went back first, and by how much."""
+    rows = trace.rows(Kind.CPU_OP)
+    rows = rows[trace.external_id[rows] > 0]
+    ids, threads = trace.external_id[rows], trace.thread[rows]
+    found = (
+        went_back(trace.ts_ns[rows[mine]], ids[mine])
+        for mine in (threads == thread for thread in distinct(threads).tolist())
+    )
+    return min((one for one in found if one is not None), default=None)
 
 
 def known_windows(

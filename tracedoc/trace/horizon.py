@@ -31,6 +31,12 @@ LONG_CALL_NS = 100_000
 SHORT_CALL_NS = 100
 """No real host does half of its calls in less: the medians seen were 0.8 us and more."""
 
+BACK_NS = 1_000_000
+"""A clock that goes back by less changes no order that matters; recorders disagree by some microseconds."""
+
+BACK_SHARE = 0.01
+"""Numbers of which a larger share goes back in time were not given in the order of the calls."""
+
 FEWEST_DOUBLED = 100
 """A file in which fewer events stand twice, ids and all, was not joined: such events may be alike."""
 
@@ -83,6 +89,21 @@ def kernels_end(launched: Int64Array, missing: Mask) -> int | None:
     wrong = np.concatenate(([0], np.cumsum(missing))) + np.concatenate((np.cumsum(~missing[::-1])[::-1], [0]))
     end = int(wrong.argmin())
     return int(launched[end]) if launched.size - end > LOST_SHARE * launched.size else None
+
+
+def went_back(ts: Int64Array, ids: npt.NDArray[np.integer]) -> tuple[int, int] | None:
+    """The time to which a thread's clock went back first, and by how much, in ns; ``None`` if it did not.
+
+    ``ts`` is when its calls start, ascending, and ``ids`` the numbers that they got one after the other.
+    """
+    if (ids[1:] > ids[:-1]).all():
+        return None
+    called = ts[np.argsort(ids, kind="stable")]
+    back = called[:-1] - called[1:]
+    places = np.flatnonzero(back > BACK_NS)
+    if not 0 < places.size <= BACK_SHARE * ts.size:
+        return None
+    return int(called[places + 1].min()), int(back[places].max())
 
 
 def check_unit(path: str, kind: npt.NDArray[np.uint8], ts: Int64Array, dur: Int64Array) -> None:
