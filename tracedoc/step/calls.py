@@ -14,7 +14,7 @@ from tracedoc.step.program import Call, Codes, Indices
 from tracedoc.timeline.activity import COMMUNICATION
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.timeline.lags import GOES_ON_NS, SILENT_NS
+from tracedoc.timeline.lags import GOES_ON_NS, ROUNDED_NS, SILENT_NS
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.steps import outermost_rows
@@ -146,14 +146,15 @@ def order_calls(calls: Calls, blocks: npt.NDArray[np.bool_], next_start_ns: int 
     if not start.size:
         none = np.empty(0, dtype=np.int32)
         return Order(start, np.empty(0, dtype=bool), none, none, start)
-    returned = blocks[:-1] & (end[:-1] <= start[1:])
+    early = np.where(calls.thread[:-1] == calls.thread[1:], ROUNDED_NS, 0)
+    returned = blocks[:-1] & (end[:-1] <= start[1:] + early)
     origin = np.where(returned, end[:-1], start[:-1])
-    wraps = bool(blocks[-1]) and next_start_ns is not None and int(end[-1]) <= next_start_ns
+    wraps = bool(blocks[-1]) and next_start_ns is not None and int(end[-1]) <= next_start_ns + ROUNDED_NS
     last = int(end[-1]) if wraps else int(start[-1])
     first = max(next_start_ns - last, 0) if next_start_ns is not None else 0
     sources, targets = _rejoins(calls, blocks, returned)
     return Order(
-        lag=np.concatenate(([first], start[1:] - origin)),
+        lag=np.concatenate(([first], np.maximum(start[1:] - origin, 0))),
         after_return=np.concatenate(([wraps], returned)),
         rejoin_from=sources.astype(np.int32),
         rejoin_to=targets.astype(np.int32),

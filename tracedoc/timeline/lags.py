@@ -13,6 +13,9 @@ CLOCKS_NS = 20_000
 """The clocks of host and GPU agree this well: a call that returns this much before the GPU's last event ends
 has waited for it."""
 
+ROUNDED_NS = 1_000
+"""Times may be rounded to a microsecond: what follows on a thread may seem to begin so much too early."""
+
 EARLY_NS = 3_000
 """On one GPU, what waits may be recorded to start this much before the end of what it waited for: profilers
 round times to a microsecond, and the last blocks of a kernel run on while the next one starts."""

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from tracedoc.spans import Spans, in_order, places_in
 from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, COPY, Activity, GpuEvents, gloo_rows
 from tracedoc.timeline.collectives import gloo_calls
+from tracedoc.timeline.lags import ROUNDED_NS
 from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.steps import HostSteps, Window, fill_unlinked, outermost_rows
 from tracedoc.trace import frameworks, vocabulary
@@ -67,10 +68,6 @@ class Phases(msgspec.Struct, frozen=True, eq=False):
 
 GRADIENT_ELEMENTS = 65_536
 """An all-reduce of fewer elements after the last node may carry a norm or a flag instead of gradients."""
-
-
-WHOLE_NS = 1_000
-"""Where times are whole microseconds, a call within one takes none, or one where it ends in the next."""
 
 
 class _Marks(msgspec.Struct, frozen=True, eq=False):
@@ -232,7 +229,7 @@ def _passes(trace: Trace, marks: _Marks, nodes: Spans, boundaries: Int64Array) -
     gap_starts, gap_ends = nodes.ends[:-1], nodes.starts[1:]
     rows, sent = marks.stepping, marks.transfers
     # Of times in whole microseconds, what a node calls last may begin as it ends.
-    called = (trace.dur_ns[rows] <= WHOLE_NS) & is_among(trace.ts_ns[rows], gap_starts)
+    called = (trace.dur_ns[rows] <= ROUNDED_NS) & is_among(trace.ts_ns[rows], gap_starts)
     starts = trace.ts_ns[rows[~called]]
     held = np.searchsorted(starts, gap_ends, side="left") - np.searchsorted(starts, gap_starts, side="left")
     # A call may seem to begin before the node has ended: old traces are good to a quarter of a microsecond.
