@@ -234,6 +234,24 @@ def test_what_a_host_does_behind_a_wait_is_told_before_the_wait() -> None:
     assert [one.told_by for one in ledger.causes] == [("ranks.host",)] * 2
 
 
+@pytest.mark.parametrize(
+    ("wait_ms", "named", "ids"),
+    [
+        (30.5, ["away", "syncs"], ["away", "syncs"]),
+        (31.5, ["away", "syncs"], ["syncs", "away"]),  # more than 1 % of the step of 100 ms
+        (30.5, ["syncs"], ["syncs", "host.pause"]),  # no fix of the pause is known
+    ],
+)
+def test_a_wait_that_costs_the_pause_behind_it_comes_after_that(
+    wait_ms: float, named: list[str], ids: list[str]
+) -> None:
+    pause = cause("host.pause", 15.0, (30.0,) * 3, shared_with="host.sync")
+    wait = cause("host.sync", 15.2, (wait_ms,) * 3, shared_with="host.pause")
+    rules = {"away": rule("away", cause=("host.pause",)), "syncs": rule("syncs", cause=("host.sync",))}
+    judgement, _ = conclude([wait, pause], *[(rules[name], finding(name, 40.0)) for name in named])
+    assert [one.id for one in judgement.findings] == ids
+
+
 @pytest.mark.parametrize(("wait_ms", "words"), [(30.0, "the same time"), (24.0, "24 ms")])
 def test_a_gather_behind_a_wait_and_a_pause_is_told_with_the_pause(
     monkeypatch: pytest.MonkeyPatch, wait_ms: float, words: str

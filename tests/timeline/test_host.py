@@ -94,8 +94,8 @@ def test_a_wait_that_drains_the_gpu_costs_the_idle_time_until_the_next_kernel(ti
     builder.host("aten::item", 120, 151).runtime("cudaStreamSynchronize", 121, 151)
     builder.kernel("next", 160, 170, launch_ms=159)
     # Blocked for 30 ms; the GPU is dry at 150, and the next kernel starts at 160. From 151 on the host calls
-    # nothing for 8 ms: that is a pause of its own.
-    assert waits(timeline_of(builder)) == {"aten::item": (1, 1, 30.0, 2.0)}
+    # nothing for 8 ms: a cause of its own, and without the wait the kernel would start at 150 all the same.
+    assert waits(timeline_of(builder)) == {"aten::item": (1, 1, 30.0, 10.0)}
 
 
 def test_a_wait_costs_no_more_than_the_host_was_blocked(timeline_of: Build) -> None:

@@ -14,9 +14,11 @@ from tracedoc.judge.overlaps import (
     DELAYING,
     WAIT,
     alone_ms_of,
+    in_order,
     is_mostly_shared,
     same_time,
     saved_after,
+    waits_behind,
     with_overlap,
 )
 from tracedoc.judge.rule import Rule
@@ -216,7 +218,7 @@ def concluded(
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     along: dict[str, list[LedgerCause]] = {}
     untold: list[LedgerCause] = []
-    for cause in _in_order(ledger):
+    for cause in in_order(ledger):
         unsettled = warm_up or (cause.id.partition(".")[0] in unseen and cause.id != UNSPLIT)
         if cause.id in known or unsettled:
             continue
@@ -244,7 +246,8 @@ def concluded(
         replace(one, finding=with_overlap(one.finding, one.causes, causes, measurements)) for one in priced
     ]
     priced.sort(key=lambda one: one.order)
-    findings = tuple(_in_place(one.finding, dropped, judgement.rules) for one in priced)
+    ordered = waits_behind([one.finding for one in priced], replace(ledger, causes=causes))
+    findings = tuple(_in_place(one, dropped, judgement.rules) for one in ordered)
     told = replace(judgement, findings=findings, verdicts=verdicts)
     return _as_runs_differ(told, ledger, measurements), replace(ledger, causes=causes)
 
@@ -362,18 +365,6 @@ def _delayed_by(claim: _Claim, ledger: Ledger) -> LedgerCause | None:
         ),
         None,
     )
-
-
-def _in_order(ledger: Ledger) -> list[LedgerCause]:
-    """The causes, the largest first; a wait of the host behind what follows it, where both are one time."""
-    shares = {one.id: one.share_ms for one in ledger.causes}
-
-    def place(cause: LedgerCause) -> tuple[float, bool]:
-        behind = cause.shared_with.partition(".")[0] in DELAYING
-        waits = cause.id == WAIT and behind and is_mostly_shared(cause)
-        return -shares[cause.shared_with if waits else cause.id], waits
-
-    return sorted(ledger.causes, key=place)
 
 
 def _with_same_time(priced: _Priced, along: Sequence[LedgerCause], measurements: Measurements) -> _Priced:

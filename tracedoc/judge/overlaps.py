@@ -115,6 +115,37 @@ def is_mostly_shared(cause: LedgerCause) -> bool:
     return shared_ms >= MOSTLY_SHARED * cause.alone_ms[1] > 0
 
 
+def in_order(ledger: Ledger) -> list[LedgerCause]:
+    """The causes, the largest first; a wait of the host behind what follows it, where both are one time."""
+    shares = {one.id: one.share_ms for one in ledger.causes}
+
+    def place(cause: LedgerCause) -> tuple[float, bool]:
+        waits = _costs_what_follows(cause)
+        return -shares[cause.shared_with if waits else cause.id], waits
+
+    return sorted(ledger.causes, key=place)
+
+
+def _costs_what_follows(cause: LedgerCause) -> bool:
+    """True for a wait of the host that costs what the host, a loader or a rank does behind it."""
+    return cause.id == WAIT and cause.shared_with.partition(".")[0] in DELAYING and is_mostly_shared(cause)
+
+
+def waits_behind(findings: list[Finding], ledger: Ledger) -> list[Finding]:
+    """The findings, a wait right behind what a rule tells of what follows it, where either saves the same."""
+    wait = next((one for one in ledger.causes if _costs_what_follows(one)), None)
+    first = None if wait is None else next((one for one in findings if one.rule_id in wait.told_by), None)
+    if wait is None or first is None:
+        return findings
+    least_ms = (first.size_ms or 0.0) - LEAST_SHARE * ledger.step_ms
+    followed = {rule for one in ledger.causes if one.id == wait.shared_with for rule in one.told_by}
+    followed -= {wait.shared_with}  # in plain words
+    same = [one.rule_id in followed and (one.size_ms or 0.0) > least_ms for one in findings]
+    place = max(same.index(True), findings.index(first)) if any(same) else findings.index(first)
+    rest = [one for one in findings if one is not first]
+    return [*rest[:place], first, *rest[place:]]
+
+
 def costs_same_time(finding: Finding, other: Finding, ledger: Ledger) -> bool:
     """True where mending one of two findings saves most of what mending the other does."""
     shared, costs = finding.shared_ms, [one.size_ms for one in (finding, other) if one.size_ms is not None]

@@ -129,9 +129,9 @@ def idle_causes(
     further: with nothing after it, the device is idle for want of launches.
     """
     idle = activity.busy.complement(min(activity.start_ns, windows[0]), max(activity.end_ns, windows[1]))
-    # Behind a wait the device is idle until the host launches: what that pauses meanwhile is no waiting.
+    # Behind a wait the device is idle until the host launches: what that pauses meanwhile is no wait.
     pauses = (quiet.pauses & idle).at_least(PAUSE_NS)
-    syncs = find_syncs(trace, events, device, idle, host.input | host.allocator | pauses)
+    syncs = find_syncs(trace, events, device, idle, host.input | host.allocator, pauses)
     long = idle.ends - idle.starts > LONGEST_LATENCY_NS
     gaps = Spans(idle.starts[long], idle.ends[long])
     found: dict[str, Spans] = {}

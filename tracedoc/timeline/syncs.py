@@ -62,7 +62,7 @@ class Syncs(msgspec.Struct, frozen=True, eq=False):
     the GPU: idle time after everything launched before had ended, until the next kernel launched after the
     wait starts, and no more of it than the host was blocked (without the wait, that kernel is launched so
     much earlier). Time in which the loader is waited for or memory is allocated does not count. ``idle`` is
-    the union, ``calls`` the time inside the blocking calls.
+    the union but for what the host pauses meanwhile, ``calls`` the time inside the blocking calls.
     """
 
     rows: Rows
@@ -83,7 +83,9 @@ class Syncs(msgspec.Struct, frozen=True, eq=False):
         )
 
 
-def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other: Spans) -> Syncs:
+def find_syncs(
+    trace: Trace, events: GpuEvents, device: int, idle: Spans, other: Spans, pauses: Spans
+) -> Syncs:
     """Return the waits for ``device`` with their cost; time in ``other`` has another cause before them."""
     rows = _blocking_rows(trace, events)
     if rows.size == 0:
@@ -100,17 +102,16 @@ def find_syncs(trace: Trace, events: GpuEvents, device: int, idle: Spans, other:
     dry = np.maximum(drained, start)
     costs = (drained <= end + CLOCKS_NS) & (following > dry) & (following != NOTHING_FOLLOWS)
     free = idle - other
-    available = free.covered_ns(dry, np.where(costs, following, dry))
-    cost = np.minimum(available, blocked)
-    until = _time_of_share(free, dry, cost)
+    until, launching = np.where(costs, following, dry), free - pauses
+    waited = np.minimum(launching.covered_ns(dry, until), blocked)
     return Syncs(
         rows=_longest(trace, rows, first),
         start_ns=start,
         end_ns=end,
         blocked_ns=blocked,
         at_ns=np.where(costs, dry, end),
-        idle_ns=cost,
-        idle=Spans.of(dry[cost > 0], until[cost > 0]) & free,
+        idle_ns=np.minimum(free.covered_ns(dry, until), blocked),
+        idle=Spans.of(dry, _time_of_share(launching, dry, waited)) & launching,
         calls=Spans.of(starts, ends),
     )
 
