@@ -10,11 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from docs.rule_pages import symptoms
+from tests.topics.declared import check_declared
 from tracedoc.cli import main
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.judge.load import load_rules
 from tracedoc.testing.cases import run_case_file
-from tracedoc.topics import by_topic, check_declared, load_facts
+from tracedoc.topics import by_topic, load_facts
 from tracedoc.topics.communication import rank as messages
 
 TEXT = (Path(__file__).resolve().parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -11,9 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 import tracedoc
+from tests.topics.declared import check_declared
 from tracedoc.comparison.differences import COUNTS, PLACES, TEXTS
 from tracedoc.facts.catalog import CATALOG, Fact, digest_fact
-from tracedoc.topics import OTHER, by_topic, check_declared, load_facts, topic_of
+from tracedoc.topics import OTHER, by_topic, load_facts, topic_of
 from tracedoc.topics.gradients import run as gradients
 from tracedoc.topics.gradients.run import gradient_bytes, gradient_exposed_ms, repeated_reduction_ms
 
@@ -59,6 +60,10 @@ def defined() -> Iterator[Fact]:
     exec(compile(text, "undeclared.py", "exec"), names)
     yield names["undeclared_ms"]
     del CATALOG["undeclared_ms"]
+
+
+def test_facts_declare_what_they_read() -> None:
+    check_declared(load_facts().values())
 
 
 def test_a_fact_that_reads_another_has_to_declare_it(defined: Fact) -> None:
