@@ -215,3 +215,18 @@ def test_products_on_the_tensor_cores_are_faster_than_reads_and_slower_than_rate
 
     plain = one_of(ledger_of(tmp_path, draw), "compute.fp32")
     assert plain.share_ms == pytest.approx(85.0, abs=1.0)
+
+
+def test_no_fix_that_keeps_the_batch_takes_less_than_the_ideal_step(tmp_path: Path) -> None:
+    """In 16 bits 100 ms take 15 likely, half of that at best; the ideal step has the 15."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        builder.kernel("ampere_sgemm_128x128_tn", start, start + 100, launch_ms=start - 0.01)
+        builder.runtime("cudaStreamSynchronize", start + 0.05, start + 100.1)
+        return start + 100.0
+
+    ideal_ms = ledger_of(tmp_path, draw).ideal_ms
+    (plain,) = [one for one in tracedoc.diagnose(tmp_path).findings if one.rule_id == "idle-tensor-cores"]
+    steps = [one.predicted.step_ms for one in plain.fixes if one.predicted and one.replays.endswith("by=6.7")]
+    assert steps
+    assert all(low == pytest.approx(ideal_ms, abs=0.01) for low, _, _ in steps)

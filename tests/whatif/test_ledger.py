@@ -218,9 +218,9 @@ def test_what_the_host_does_right_after_a_wait_may_be_for_what_it_read(tmp_path)
     assert one_of(ledger, "host.pause").alone_ms == pytest.approx((13.8, 13.8, 13.8), abs=0.2)
     (fix,) = tracedoc.predict([tmp_path], ["no-sync"]).alone
     assert fix.gain_ms == pytest.approx((9.8, 9.8, 14.0), abs=0.2)
-    away = tracedoc.diagnose([tmp_path], Options(jobs=1)).findings[0]
-    assert away.rule_id == "host-away"
-    assert "Mending waits of the host for the GPU instead saves" in away.message
+    away, wait = tracedoc.diagnose([tmp_path], Options(jobs=1)).findings[:2]
+    assert (away.rule_id, wait.rule_id) == ("host-away", "blocking-syncs")
+    assert "in stream.synchronize()" in wait.says
 
 
 def test_two_limits_of_equal_length_hide_each_other(tmp_path):

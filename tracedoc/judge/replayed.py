@@ -28,7 +28,7 @@ from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
 from tracedoc.topics.capture.run import strategy_of
 from tracedoc.whatif.answer import after, as_predicted, on_more_ranks, replay_report
-from tracedoc.whatif.changes.registry import Request, parse_request
+from tracedoc.whatif.changes.registry import CHANGES, Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
 ALIKE = ("even-rank", "even-ranks", "share-work")
@@ -50,7 +50,7 @@ def with_predictions(
     if isinstance(replay, Refusal):
         return _with_ceilings(judgement, replay.reason), report, ()
     requests = {str(one): one for one in _requests(judgement.findings).values()}
-    alone = _predictions(replay, [], requests)
+    alone = _predictions(replay, [], requests, ledger)
     today = ledger.step_ms or replay.step_ms
     known = {text: as_predicted([requests[text]], one, today) for text, one in alone.items()}
     findings = []
@@ -62,8 +62,8 @@ def with_predictions(
         findings.append(_priced(finding, rule, run, ledger))
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
-    plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, today)
-    told = as_planned(_after_plan(replay, findings, plan, today), plan, ledger)
+    plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, ledger)
+    told = as_planned(_after_plan(replay, findings, plan, ledger), plan, ledger)
     plan = plan if is_worth_it(plan, told, run) else ()
     report = replace(report, more_ranks=on_more_ranks(replay, today))
     return replace(judgement, findings=tuple(told)), report, plan
@@ -123,12 +123,24 @@ def _priced(finding: Finding, rule: Rule | None, run: RunInfo, ledger: Ledger) -
 
 
 def _predictions(
-    replay: RunReplay, after: Sequence[Request], requests: Mapping[str, Request]
+    replay: RunReplay, after: Sequence[Request], requests: Mapping[str, Request], ledger: Ledger
 ) -> dict[str, Prediction]:
-    """The prediction of each change on top of others, where it can be made."""
+    """The prediction of each change on top of others, where it can be made.
+
+    At best it leaves the ideal step, or what is likely: that step is ideal for this batch, and larger ones
+    may take less for the same samples.
+    """
     answers = predict(replay, [[*after, one] for one in requests.values()])
-    found = zip(requests, answers, strict=True)
-    return {text: answer for text, answer in found if isinstance(answer, Prediction)}
+    found = zip(requests.items(), answers, strict=True)
+    most = 1.0 - ledger.ideal_ms / ledger.step_ms if ledger.step_ms else 1.0
+    predicted = {}
+    for (text, request), answer in found:
+        if isinstance(answer, Prediction):
+            low, likely, high = answer.gain_ms
+            if all(CHANGES[one.name].units == 1 for one in (*after, request)):
+                high = min(high, max(likely, most * answer.of_ms))
+            predicted[text] = replace(answer, gain_ms=(low, likely, high))
+    return predicted
 
 
 def _requests(findings: Sequence[Finding]) -> dict[tuple[str, int], Request]:
@@ -208,16 +220,16 @@ def _fitting(finding: Finding, measurements: Measurements) -> Finding:
 
 
 def make_plan(
-    replay: RunReplay, findings: Sequence[Finding], alone: Mapping[str, Prediction], of_ms: float
+    replay: RunReplay, findings: Sequence[Finding], alone: Mapping[str, Prediction], ledger: Ledger
 ) -> tuple[PlanStep, ...]:
     """The fixes in the order in which they pay, each replayed on top of those before it.
 
-    ``alone`` are the predictions of all changes of these findings that can be made; today's step takes
-    ``of_ms``.
+    ``alone`` are the predictions of all changes of these findings that can be made.
 
     Of the fixes of one finding, and of fixes that change the same, one is taken. The next is the one that
     saves most at the least after those before; the plan ends where none likely gives a hundredth of the step.
     """
+    of_ms = ledger.step_ms or replay.step_ms
     candidates = {place: one for place, one in _requests(findings).items() if one.name not in NOT_PLANNED}
     titles = {(finding.id, n): fix.title for finding in findings for n, fix in enumerate(finding.fixes)}
     chosen: list[Request] = []
@@ -226,7 +238,7 @@ def make_plan(
     while candidates and len(plan) < LONGEST_PLAN:
         distinct = {str(one): one for one in candidates.values()}
         found = (
-            _predictions(replay, chosen, distinct)
+            _predictions(replay, chosen, distinct, ledger)
             if chosen
             else {text: alone[text] for text in distinct if text in alone}
         )
@@ -259,7 +271,7 @@ def make_plan(
 
 
 def _after_plan(
-    replay: RunReplay, findings: Sequence[Finding], plan: Sequence[PlanStep], of_ms: float
+    replay: RunReplay, findings: Sequence[Finding], plan: Sequence[PlanStep], ledger: Ledger
 ) -> list[Finding]:
     """The findings whose fixes, not planned and without a use by themselves, have the step after the plan."""
     useless = {
@@ -269,8 +281,9 @@ def _after_plan(
         if request.name in NOT_PLANNED and saves_nothing(finding.fixes[number])
     }
     chosen = [parse_request(one.change) for one in plan]
+    of_ms = ledger.step_ms or replay.step_ms
     least = plan[-1].step_ms[1] - LEAST_SHARE * of_ms if plan else 0.0
-    found = _predictions(replay, chosen, useless) if plan and useless else {}
+    found = _predictions(replay, chosen, useless, ledger) if plan and useless else {}
     most = plan[-1].step_ms[1] if plan else 0.0
     steps = {text: after(one.saves(of_ms), of_ms) for text, one in found.items()}
     steps = {text: (low, likely, min(high, most)) for text, (low, likely, high) in steps.items()}
