@@ -8,7 +8,7 @@ from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.fixes import change_of_batch, changes_training, fitting_first, saves_nothing
+from tracedoc.judge.fixes import FEWER_BITS, change_of_batch, changes_training, fitting_first, saves_nothing
 from tracedoc.judge.severity import warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
@@ -93,6 +93,7 @@ def summarise(
         sentences = [
             *said,
             _inherent(findings, named, ledger, run, {one.title for one in plan}),
+            _profiled(measurements, named[0], ledger),
             outcome(
                 measurements,
                 findings,
@@ -103,7 +104,6 @@ def summarise(
                 step=step,
                 small_batch=small,
             ),
-            _profiled(measurements, named[0], ledger),
         ]
     elif rules_left_out:
         judged = len(judgement.verdicts)
@@ -127,7 +127,7 @@ def _profiled(measurements: Measurements, finding: Finding, ledger: Ledger | Non
     if not any(finding.rule_id in one.told_by or one.words == partner for one in paced):
         return ""
     timed = any(isinstance(unprofiled_step_ms(one), float) for one in measurements.run.job.ranks)
-    return "" if timed else "(The profiler slows the host: time a step without it first.)"
+    return "" if timed else "The profiler slows the host: time a step without it first."
 
 
 def _caution(measurements: Measurements) -> str:
@@ -265,7 +265,9 @@ def outcome(
         after = first.predicted.step_ms
         same_work = SAME_SAMPLES if changes_training(first) else ""
         also = "" if changes_training(first) else _or_batch(or_batch, after[1])
-        return f"{first.title}: {format_step_change(first.predicted.before_ms, after)}{same_work}{also}."
+        change = format_step_change(first.predicted.before_ms, after)
+        precision = " (it changes the precision)" if first.replays.startswith(FEWER_BITS) else ""
+        return f"{first.title}{precision}: {change}{same_work}{also}."
     if first is not None and batch is not None and batch.predicted is not None and first.predicted is None:
         change = format_step_change(batch.predicted.before_ms, batch.predicted.step_ms)
         return f"{first.title}; or {lowered(batch.title)}: {change}{SAME_SAMPLES}."

@@ -70,7 +70,8 @@ def _knows_framework(strategy: Strategy) -> bool:
 LONGEST_PLAN = 5
 """A plan has at most this many fixes: what comes later rests on ever more assumptions."""
 
-NOT_PLANNED = (*LARGER_BATCH, "fewer-bits")
+FEWER_BITS = "fewer-bits"
+NOT_PLANNED = (*LARGER_BATCH, FEWER_BITS)
 """Changes of what is trained, its batch or its precision, which a plan leaves as they are."""
 
 

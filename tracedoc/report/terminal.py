@@ -210,7 +210,7 @@ def _phases(console: Console, view: View) -> None:
             console,
             "Phases",
             table,
-            "the device's time in what each launched, whenever it ran; other: loading, clipping, logging",
+            "the device's time in what each launched; forward lasts until backward begins",
         )
 
 

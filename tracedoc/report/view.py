@@ -193,7 +193,7 @@ def _finding_view(
     return FindingView(
         number=number,
         finding=finding,
-        place="; ".join(filter(None, (costs, _place(finding, diagnosis.run)))),
+        place="; ".join(filter(None, (costs, _place(finding, diagnosis)))),
         gain=played_text(played) or ("" if is_told_by_cost(finding) else gain_text(finding.gain, step_ms)),
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=tuple(replace(fix, title=fix.title + tried.get(fix.change, "")) for fix in fixes),
@@ -269,16 +269,20 @@ def _in_order(diagnosis: Diagnosis) -> list[Finding]:
     return sorted(found, key=lambda one: known.get(one.severity, len(known)))
 
 
-def _place(finding: Finding, run: RunInfo) -> str:
-    """Where a finding was seen, and how sure it is: ``seen on rank 1 in step 4, confidence high``."""
-    seen = ""
+def _place(finding: Finding, diagnosis: Diagnosis) -> str:
+    """Where a finding was seen, and how sure it is: ``on rank 1, longest in step 4, confidence high``.
+
+    Steps are named where they are not all that were averaged.
+    """
+    run, parts = diagnosis.run, []
     if len(finding.ranks) > 1 and finding.ranks == run.ranks_seen:
-        seen += " on every rank"
+        parts.append("on every rank")
     elif finding.ranks:
-        seen += f" on rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks)}"
-    if finding.steps:
-        seen += f" in step{'s' * (len(finding.steps) > 1)} {format_ranges(finding.steps)}"
-    return f"{seen and f'seen{seen}, '}confidence {finding.confidence}"
+        parts.append(f"on rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks)}")
+    averaged = diagnosis.ledger.steps if diagnosis.ledger is not None else ()
+    if finding.steps and not set(averaged) <= set(finding.steps):
+        parts.append(f"longest in step{'s' * (len(finding.steps) > 1)} {format_ranges(finding.steps)}")
+    return ", ".join((*parts, f"confidence {finding.confidence}"))
 
 
 def _longest(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:

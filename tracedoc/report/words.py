@@ -118,7 +118,7 @@ def cost_text(
     saves_more = fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * finding.told_ms
     alone = saved_words(finding.alone_ms or 0.0)
     if finding.is_pair and overlaps:
-        costs += f" together with {overlaps}; mended alone it saves {alone}"
+        costs += f" with {overlaps} behind it; alone it saves {alone}"
     elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
         overlaps = {1: "others", 2: "finding 1"}.get(number, f"findings 1-{number - 1}")
         hides = "is mended, which hides" if number == 2 else "are mended, which hide"
@@ -129,8 +129,7 @@ def cost_text(
         costs += f", {format_ms(finding.together_ms)} together with {overlaps}, which it hides"
     if fix is None or not saves_more:
         return costs
-    saved = format_ms(fix.gain_ms[1])
-    return f"{costs}; its fix saves {saved}, part of it counted in {overlaps or 'other causes'}"
+    return f"{costs}; its fix also mends part of {overlaps or 'other causes'}"
 
 
 def is_told_by_cost(finding: Finding) -> bool:
