@@ -269,7 +269,7 @@ def _as_runs_differ(judgement: Judgement, ledger: Ledger, measurements: Measurem
     for one in judgement.findings:
         if (gain := one.gain) is not None and gain.likely_ms is not None:
             played = (gain.low_ms, gain.likely_ms, gain.high_ms)
-            of = (gain.mean_step_ms, 1.0) if gain.mean_step_ms else captured
+            of = (gain.mean_step_ms, (1.0, 1.0)) if gain.mean_step_ms else captured
             low, _, high = as_runs_differ(played, *of)
             one = replace(one, gain=replace(gain, low_ms=max(low, 0.0), high_ms=high))
         findings.append(one)

@@ -57,7 +57,7 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     that is not replayed but kept where delays stay unexplained. ``base`` are the programs by scenario.
     ``others`` are steps that are played behind this one, in a ``row``. ``apart`` if ranks do not meet in
     every step: the rank that stands for the run then has its steps, and others shorter ones. ``own_frac`` is
-    the share of a captured step that one without the profiler takes, 1 where that is not known.
+    the least and most of a captured step that a usual one takes, 1 where that is not known.
     """
 
     step_ms: float
@@ -76,7 +76,7 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     others: tuple[RunReplay, ...] = ()
     row: Row | None = None
     apart: bool = False
-    own_frac: float = 1.0
+    own_frac: tuple[float, float] = (1.0, 1.0)
 
     @property
     def steps(self) -> tuple[RunReplay, ...]:

@@ -355,19 +355,23 @@ def core_waits_ns(rank: RankJob, numbers: Ints) -> Ints | None:
 
 
 @once
-def own_frac(run: RunView) -> float:
-    """Share of a captured step that one without the profiler takes, of the median rank; 1 at most.
+def own_frac(run: RunView) -> tuple[float, float]:
+    """Least and most of a captured step that a usual one of the run takes, as shares of the median rank's.
 
-    What ranks waited longer for cores than in logged steps is not the profiler's: such waits come in spells.
-    1 where too few steps were timed.
+    At least with the captured steps as they are: they may lie in a slow spell of the machine. At most without
+    what ranks waited longer for cores than in logged steps, which is not the profiler's. 1 where too few
+    steps were timed, and 1 at most.
     """
-    ranks, logged = run.job.ranks, job_steps(run)
-    waits = [core_wait_ms(rank) for rank in ranks]
-    waited = sum(wait for wait in waits if isinstance(wait, float))
-    usual = waited if isinstance(logged, Unknown) else float(np.median(logged.waited_ns)) / 1e6
+    ranks, logged, usual, more = run.job.ranks, job_steps(run), 0.0, 0.0
+    if not isinstance(logged, Unknown):
+        waited = sum(wait for rank in ranks if isinstance(wait := core_wait_ms(rank), float))
+        usual, more = logged.median_ns / 1e6, max(waited - float(np.median(logged.waited_ns)) / 1e6, 0.0)
     known = [
-        own / max(rank.during.median_ms - max(waited - usual, 0.0), own)
+        (min((usual or own) / lasts, 1.0), own / max(lasts - more, own))
         for rank in ranks
-        if rank.during is not None and (own := rank.unprofiled_ms)
+        if rank.during is not None and (lasts := rank.during.median_ms) and (own := rank.unprofiled_ms)
     ]
-    return float(np.median(known)) if known else 1.0
+    if not known:
+        return 1.0, 1.0
+    least, most = np.median(known, axis=0).tolist()
+    return min(least, most), most
