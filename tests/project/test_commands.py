@@ -69,6 +69,7 @@ NOT_RUN = {
     "python benchmarks/collect.py --write": LASTS,
     "python soak/compared_runs.py": LASTS,
     "python soak/predicted_runs.py": LASTS,
+    "python soak/real_runs.py": LASTS,
     "python soak/named_runs.py": LASTS,
     "make refresh": "makes what is kept anew, in minutes; tests hold that it is current",
     **dict.fromkeys(
