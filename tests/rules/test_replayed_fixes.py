@@ -36,7 +36,7 @@ def test_a_finding_gains_what_the_fix_that_stands_first_does(stalled: Diagnosis)
     """At most what its causes cost. One block ahead gives 2 ms more, in words of FSDP1, which is not used."""
     (finding,) = [one for one in stalled.findings if one.rule_id == "sharded-gather-stall"]
     first, *others = [fix for fix in finding.fixes if fix.predicted is not None]
-    assert (first.framework, first.title) == ("deepspeed", "Prefetch two blocks")
+    assert (first.framework, first.title) == ("deepspeed", "Gather two blocks ahead, beside compute")
     assert first.predicted is not None
     assert finding.gain is not None
     assert finding.gain.basis == "replay"
@@ -55,7 +55,7 @@ def test_the_plan_names_fixes_that_fit_the_job(stalled: Diagnosis):
     finding, number = first.fix.rsplit("/", 1)
     fixes = {one.id: one.fixes for one in stalled.findings}[finding]
     assert fixes[int(number)].framework == "deepspeed"
-    assert "Prefetch two blocks: 125 -> about" in stalled.summary
+    assert "Gather two blocks ahead, beside compute: 125 -> about" in stalled.summary
 
 
 def test_steps_of_a_plan_never_grow(sample_traces: Path):
