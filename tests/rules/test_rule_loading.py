@@ -235,7 +235,7 @@ def test_a_guard_states_its_severity_and_is_judged_on_a_cpu_as_usual(tmp_path: P
         (
             "gain: {at_most: exposed_comm_ms, assuming: all of it hides}\n",
             "",
-            "1:1: a rule needs a gain, or a severity if it has none",
+            "1:1: a rule needs a gain, a cause of the ledger, or a severity",
         ),
         ("evidence: exposed", "evidence: expose", "12:11: unknown evidence 'expose_comm_ms'"),
         (

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Int64Array
 from tracedoc.step.kernels.times import NOT_KNOWN
 from tracedoc.step.rank_digest import RankDigest
@@ -247,7 +246,7 @@ def _unit_row(
     assert table is not None
     unit, phase = divmod(row, len(PHASES))
     units, gathers, times = table.units, table.units.gathers, table.gather_times
-    latest = latest_arrivals(run, digest, gathers.row[mine])
+    latest = run.arrivals[digest.rank].of_all_ns[gathers.row[mine]]
     known = bool(mine.size) and bool((latest != NO_TIME).all())
     starts, ends = gathers.start_ns[mine], gathers.end_ns[mine]
     turn = np.clip(latest, starts, ends)

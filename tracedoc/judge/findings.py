@@ -165,8 +165,8 @@ def standing_for(rule: Rule, ranks: Sequence[int], measurements: Measurements) -
     The message is what the rule has ``observed`` where its own is not seen, "" where that is nothing either.
     """
     values, units = _said(rule, _first(rule, ranks, measurements), measurements)
-    size = values.get(rule.gain.fact) if rule.gain is not None else None
     step = values[step_ms.name]
+    size = step if rule.gain is None else values.get(rule.gain.fact)
     seen = isinstance(size, float) and isinstance(step, float) and size >= SEEN * step
     holds = seen and is_known(rule.message, values)
     template = rule.message if holds else rule.observed if says_something(rule.observed, values) else ""

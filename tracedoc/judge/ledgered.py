@@ -203,18 +203,21 @@ def concluded(
     priced = [_Priced(one) for one in others]
     dropped: dict[str, _Dropped] = {}
     warm_up = warm_up_frac(ledger, measurements)
+    unseen: tuple[str, ...] = BETWEEN_RANKS if measurements.run.left_out else ()
+    unseen += AWAITED if any(one.id == UNSPLIT for one in ledger.causes) else ()
     for claim in sorted(claims, key=lambda one: one.order):
         heard: _Priced | _Dropped
+        families = {one.id.partition(".")[0] for one in claim.causes}
         if warm_up and not set(claim.rule.cause) & {*WARM_UP}:
             heard = _Dropped("pass", f"{format_percent(warm_up)} of the step is warm-up, unlike later ones")
+        elif families and families <= {*unseen} and claim.rule.gain is None:
+            heard = _Dropped("unknown", "it may be waiting for peers, which this capture does not tell")
         else:
             heard = _heard(claim, claimed, ledger, measurements)
         if isinstance(heard, _Dropped):
             dropped[claim.rule.id] = heard
         else:
             priced.append(heard)
-    unseen: tuple[str, ...] = BETWEEN_RANKS if measurements.run.left_out else ()
-    unseen += AWAITED if any(one.id == UNSPLIT for one in ledger.causes) else ()
     known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     along: dict[str, list[LedgerCause]] = {}
     untold: list[LedgerCause] = []
@@ -277,15 +280,17 @@ def _as_runs_differ(judgement: Judgement, ledger: Ledger, measurements: Measurem
 
 
 def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
-    """The findings whose rules' bounds are worth telling, as they are; times of a CPU run bound nothing."""
+    """The findings with bounds that are worth telling, as they are; times of a CPU run bound nothing."""
     step = measurements.value(step_ms)
+    least_ms = WORTH * step if isinstance(step, float) and not measurements.is_cpu else 0.0
     dropped: dict[str, _Dropped] = {}
-    for one in judgement.findings if not measurements.is_cpu else ():
-        if isinstance(step, float) and one.gain is not None and one.gain.size_ms < WORTH * step:
-            size = f"{format_ms(one.gain.size_ms)} of the {format_ms(step)} step"
-            dropped[one.rule_id] = _Dropped(
-                "pass", f"it costs at most {size}, less than {format_percent(WORTH)}"
-            )
+    for one in judgement.findings:
+        rule = judgement.rules[one.rule_id]
+        if rule.cause and rule.gain is None:
+            dropped[rule.id] = _Dropped("unknown", "what it costs is known from a replay only")
+        elif one.gain is not None and one.gain.size_ms < least_ms:
+            size = f"{format_ms(one.gain.size_ms)} of the {format_ms(least_ms / WORTH)} step"
+            dropped[rule.id] = _Dropped("pass", f"it costs at most {size}, less than {format_percent(WORTH)}")
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
     findings = tuple(
         replace(one, severity="note") if {*judgement.rules[one.rule_id].cause} & {*INHERENT} else one

@@ -101,8 +101,10 @@ def _completed(rule: Rule, at: Document, known: Vocabulary) -> Rule:
     """The rule with its gain or severity checked, of which it has one, and what that decides."""
     if rule.gain and rule.severity:
         at.fail_at_key("a rule with a gain has no severity: the gain decides it", "severity")
-    if not rule.gain and not rule.severity:
-        at.fail("a rule needs a gain, or a severity if it has none")
+    if not (rule.gain or rule.severity or rule.cause):
+        at.fail("a rule needs a gain, a cause of the ledger, or a severity")
+    if rule.part_of and not rule.gain:
+        at.fail_at_key("a rule about parts of causes needs a gain: it says how large they are", "part_of")
     evidence = rule.evidence
     if rule.gain is not None:
         fact = rule.gain.fact
@@ -111,7 +113,7 @@ def _completed(rule: Rule, at: Document, known: Vocabulary) -> Rule:
             if name is not None and known.facts[name].unit != "ms":
                 at.fail(f"{name} is not a time in ms", "gain", place)
         evidence = evidence or (fact if fact in known.evidence else "")
-    elif not at.has("on_cpu"):
+    elif rule.severity and not at.has("on_cpu"):
         rule = replace(rule, on_cpu="as_usual")
     return replace(rule, evidence=evidence)
 

@@ -122,8 +122,8 @@ class RuleFix(_Part, frozen=True):
 
 
 class Rule(_Part, frozen=True):
-    """One rule. ``when`` is the source of the condition; ``gain`` bounds what mending it gives, and
-    ``evidence`` names the fact whose intervals are shown, "" without one.
+    """One rule. ``when`` is the source of the condition; ``gain`` bounds what mending it gives, which without
+    one is as the ledger has it; ``evidence`` names the fact whose intervals are shown, "" without one.
 
     ``cause`` are the entries of the ledger that it names: ids, or families, which stand for their members;
     ``part_of`` those of which it names a part, whose size its gain bounds, of the first before the next.

@@ -61,7 +61,8 @@ def rule_schema() -> dict[str, Any]:
     for kind in kinds.values():
         # Python 3.13 takes the indentation out of docstrings, earlier ones keep it.
         kind["description"] = cleandoc(kind["description"])
-    kinds["Rule"]["oneOf"] = [{"required": ["gain"]}, {"required": ["severity"]}]
+    kinds["Rule"]["anyOf"] = [{"required": [one]} for one in ("gain", "cause", "severity")]
+    kinds["Rule"]["not"] = {"required": ["gain", "severity"]}
     kinds["RuleFix"]["anyOf"] = [{"required": ["change"]}, {"required": ["advice"]}]
     kinds["RuleFix"]["properties"]["predict"] |= {
         "properties": {"change": {"enum": sorted(CHANGES)}},

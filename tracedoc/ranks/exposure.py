@@ -48,6 +48,11 @@ class Arrivals(msgspec.Struct, frozen=True, eq=False):
         """Which rows have a latest arrival."""
         return np.asarray(self.latest_ns != NO_TIME)
 
+    @property
+    def of_all_ns(self) -> Int64Array:
+        """When the last rank came, ``NO_TIME`` where one that was not captured may have come later."""
+        return np.where(self.complete, self.latest_ns, NO_TIME)
+
     def last_arrival_ns(self, table: CollectiveTable) -> Int64Array:
         """When waiting ends and transfer may begin: the row's own start where nothing is known."""
         return np.clip(self.latest_ns, table.start_ns, np.maximum(table.end_ns, table.start_ns))

@@ -30,15 +30,6 @@ def value(diagnosis: Diagnosis, fact: str) -> object:
     return diagnosis.facts[fact].value
 
 
-def test_stalls_of_a_step_by_pass_and_cause(tmp_path: Path) -> None:
-    diagnosis = drawn(tmp_path, BLOCKS)
-    # Eight gathers of 2 ms; the first has nothing to hide behind.
-    assert value(diagnosis, "gather_stall_ms") == pytest.approx(16)
-    assert value(diagnosis, "hideable_gather_stall_ms") == pytest.approx(14)
-    assert value(diagnosis, "hideable_backward_stall_ms") == pytest.approx(8)
-    assert value(diagnosis, "gather_stall_cause") == "not prefetched"
-
-
 def test_units_blocks_and_parameters(tmp_path: Path) -> None:
     diagnosis = drawn(tmp_path, BLOCKS)
     assert value(diagnosis, "fsdp_units") == value(diagnosis, "fsdp_blocks") == 4
@@ -71,43 +62,6 @@ def test_one_rank_cannot_tell_waiting_from_transfer(tmp_path: Path) -> None:
     parse_lanes(BLOCKS, ranks=2)[0].write(tmp_path / "rank-0.json")
     diagnosis = diagnose([tmp_path], Options(jobs=1, replay=False))
     assert [(row.wait_ms, row.transfer_ms) for row in diagnosis.detail.units] == [(None, None)] * 8
-    assert value(diagnosis, "gather_stall_wait_ms") == 0
-
-
-def test_a_gather_that_waited_beside_compute_is_late_because_of_its_peer(tmp_path: Path) -> None:
-    # Rank 1 comes 6 ms late to each gather; rank 0 computes meanwhile and then stalls for the transfer alone.
-    diagnosis = drawn(
-        tmp_path,
-        """
-        strategy: fsdp2
-        lead: 30
-        backward   80-120
-        allgather  0-80 256MiB x4 10ms unit=layers.*
-        compute    10-90 x4 18ms unit=layers.*   90-120
-        rank 1:
-        allgather  6-86 256MiB x4 4ms unit=layers.*
-        compute    10-90 x4 16ms unit=layers.*   90-120
-        """,
-    )
-    assert diagnosis.facts["gather_stall_cause"].values["0"] == "peers late"
-
-
-def test_reduce_scatters_count_as_transfer_that_must_fit_beside_compute(tmp_path: Path) -> None:
-    # Two gaps of 10 ms hold a reduce-scatter of 5 ms and a gather of 5 ms; the compute before takes 4 ms, so
-    # 6 ms of each remain in any order. The gap of 5 ms in forward could hide behind 5 ms of compute.
-    diagnosis = drawn(
-        tmp_path,
-        """
-        strategy: fsdp1
-        lead: 30
-        backward       24-80
-        allgather      0-5 256MiB unit=l   10-24 256MiB x2 5ms unit=l   31-59 256MiB x2 5ms unit=l
-        compute        5-10   15-22   22-26   36-40   50-54   54-80
-        reducescatter  26-54 256MiB x2 5ms unit=l
-        """,
-    )
-    assert value(diagnosis, "gather_bandwidth_stall_ms") == pytest.approx(12)
-    assert value(diagnosis, "hideable_gather_stall_ms") == pytest.approx(5 + 4 + 4)
 
 
 @pytest.mark.parametrize(

@@ -22,25 +22,6 @@ compute    2-42 x4 8ms unit=layers.*          42-122 x4 18ms unit=layers.*
 """
 
 
-def test_the_part_of_a_stall_that_a_late_launch_makes(tmp_path: Path) -> None:
-    # Each gather is launched 0.05 ms before it starts; seven of eight have compute to hide behind.
-    facts = of_lanes(
-        tmp_path,
-        """
-        strategy: fsdp2
-        lead: 1.9
-        backward   40-120
-        allgather  0-40 256MiB x4 2ms lead=0.05 unit=layers.*
-        allgather  40-120 256MiB x4 2ms lead=0.05 prefetch unit=layers.*
-        compute    2-42 x4 8ms unit=layers.*   42-122 x4 18ms unit=layers.*
-        """,
-    )
-    # The kernel behind a gather is launched 1.9 ms before it starts: each of the eight stalls is that long.
-    assert facts["gather_stall_ms"] == pytest.approx(8 * 1.9)
-    assert facts["hideable_gather_stall_ms"] == pytest.approx(7 * 1.9)
-    assert facts["gather_stall_cause"] == "launched too late"
-
-
 @pytest.mark.parametrize("length", ["0.7ms", "2.8ms"])
 def test_a_gather_of_a_block_should_take_its_bytes_and_the_latency_of_the_link(
     tmp_path: Path, length: str

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import digest_fact
 from tracedoc.ranks.bandwidth import ring_gbps
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.shard_stalls import latest_arrivals
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import FORWARD, NO_TIME, ShardCalls
@@ -216,7 +215,7 @@ def tiny_gather_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     units, table = needed(table_of(digest)), digest.collectives
     calls, times = units.units.gathers, units.gather_times
     tiny = needed(_tiny(digest, calls))
-    latest = latest_arrivals(run, digest, calls.row)
+    latest = run.arrivals[digest.rank].of_all_ns[calls.row]
     begins = np.where(latest == NO_TIME, calls.start_ns, np.maximum(latest, calls.start_ns))
     exposed = digest.exposed_comm & Spans.of(begins[tiny], table.end_ns[calls.row[tiny]])
     if times is not None:
