@@ -31,7 +31,8 @@ def simulated(folder: Path, job: Job, capture: Capture | None = None) -> tuple[T
 def cost_ms(diagnosis: Diagnosis, rank: int, rule: str = "straggler-rank") -> float:
     """Return what a late rank, or the heavy stage, costs a step."""
     if rule == "stage-imbalance":
-        cost = diagnosis.facts["stage_imbalance_ms"].value
+        assert diagnosis.ledger is not None
+        (cost,) = (one.alone_ms[1] for one in diagnosis.ledger.causes if one.id == "pipeline.imbalance")
     else:
         cost = diagnosis.facts["straggler_cost_ms"].values[str(rank)]
     assert isinstance(cost, float)
@@ -264,11 +265,6 @@ def test_reductions_that_queue_behind_one_that_waits_are_not_late(tmp_path: Path
     assert "late-gradient-reduction" not in {one.rule_id for one in diagnosis.findings}
     for rank in ("0", "2"):
         assert diagnosis.facts["late_reductions_frac"].values[rank] < 0.5  # type: ignore[operator]
-    # What rank 2 hides behind its backward pass is no late reduction of the others either.
-    after, exposed = (
-        diagnosis.facts[name].values["0"] for name in ("late_reduction_ms", "gradient_exposed_ms")
-    )
-    assert 0 < after < 0.6 * exposed  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(("fault", "who"), [("pauses", "one rank"), ("rotating", "several ranks")])

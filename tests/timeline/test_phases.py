@@ -227,7 +227,6 @@ PHASE_FACTS = {
     "backward_compute_ms": 40,
     "optimizer_compute_ms": 10,
     "recompute_frac": 0,
-    "comm_after_backward_ms": 20,
     "micro_batches": 1,
     "reducing_micro_batches": 1,
     "reductions_per_micro_batch": 1,

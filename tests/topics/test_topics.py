@@ -16,7 +16,7 @@ from tracedoc.comparison.differences import COUNTS, PLACES, TEXTS
 from tracedoc.facts.catalog import CATALOG, Fact, digest_fact
 from tracedoc.topics import OTHER, by_topic, load_facts, topic_of
 from tracedoc.topics.gradients import run as gradients
-from tracedoc.topics.gradients.run import gradient_bytes, gradient_exposed_ms, repeated_reduction_ms
+from tracedoc.topics.gradients.run import fp32_reduction_saving_ms, gradient_bytes, gradient_exposed_ms
 
 PACKAGE = Path(tracedoc.__file__).parent
 OF_RESULTS = ("report", "comparison", "cli")
@@ -73,9 +73,9 @@ def test_a_fact_that_reads_another_has_to_declare_it(defined: Fact) -> None:
 
 
 def test_a_fact_declares_no_other_that_it_does_not_read() -> None:
-    uses = (*repeated_reduction_ms.uses, gradient_bytes)
-    with pytest.raises(TypeError, match="fact repeated_reduction_ms needs unread gradient_bytes"):
-        check_declared([replace(repeated_reduction_ms, uses=uses)])
+    uses = (*fp32_reduction_saving_ms.uses, gradient_bytes)
+    with pytest.raises(TypeError, match="fact fp32_reduction_saving_ms needs unread gradient_bytes"):
+        check_declared([replace(fp32_reduction_saving_ms, uses=uses)])
 
 
 def _looked_up(tree: ast.AST) -> Iterator[ast.expr]:

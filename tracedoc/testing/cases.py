@@ -40,6 +40,7 @@ from tracedoc.testing.lanes import parse_lanes
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis, Finding, Verdict
+    from tracedoc.judge.findings import Judgement
     from tracedoc.judge.rule import Rule
     from tracedoc.judge.yaml_file import Document
     from tracedoc.pipeline import Measured
@@ -137,11 +138,14 @@ def measure_case(case: Case) -> Measured:
 
 def judge_case(rule: str, case: Case, measured: Measured, rules: Sequence[Rule]) -> CaseResult:
     """The result of a measured case: what ``rule``, judged beside all ``rules``, says of it."""
+    from tracedoc.judge.findings import evaluate
     from tracedoc.pipeline import judge
 
-    # Drawn hosts launch right before each kernel: where a rule has a bound, its case is about that.
-    bounded = any(one.id == rule and (one.gain or one.severity) for one in rules)
-    complaints = compare(judge(measured, rules, replay=not bounded), rule, case.expect)
+    # Drawn hosts launch right before each kernel: a case is about the rule and its bound, if it has one.
+    chosen = [one for one in rules if one.id == rule]
+    bounded = any(one.gain or one.severity for one in chosen)
+    said = judge(measured, rules, replay=False) if bounded else evaluate(chosen, measured.measurements)
+    complaints = compare(said, rule, case.expect)
     return CaseResult(case.name, not complaints, "; ".join(complaints))
 
 
@@ -170,9 +174,9 @@ def write_traces(case: Case, folder: Path) -> list[Path]:
     return [folder]
 
 
-def compare(diagnosis: Diagnosis, rule: str, expect: Expectation) -> list[str]:
-    """The differences between the diagnosis and what was expected of ``rule``, in words."""
-    verdict = next((one for one in diagnosis.verdicts if one.rule_id == rule), None)
+def compare(said: Diagnosis | Judgement, rule: str, expect: Expectation) -> list[str]:
+    """The differences between what was said and what was expected of ``rule``, in words."""
+    verdict = next((one for one in said.verdicts if one.rule_id == rule), None)
     if verdict is None:
         return [f"no rule {rule!r} was evaluated"]
     complaints: list[str] = []
@@ -183,7 +187,7 @@ def compare(diagnosis: Diagnosis, rule: str, expect: Expectation) -> list[str]:
     about_finding = (expect.severity, expect.gain_ms, expect.message)
     if complaints or about_finding == (None, None, None):
         return complaints
-    findings = [one for one in diagnosis.findings if one.rule_id == rule]
+    findings = [one for one in said.findings if one.rule_id == rule]
     if not findings:
         return [f"expected a finding, there is none{_why(verdict)}"]
     # A rule may speak of several ranks; one finding must meet the whole expectation.

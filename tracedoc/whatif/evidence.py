@@ -14,7 +14,6 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest
-from tracedoc.topics.sharding.units import fine_wrapping_cost_ms, fine_wrapping_spans
 from tracedoc.topics.straggler.late_ranks import gaps_of, stragglers, waits_for
 from tracedoc.topics.straggler.run import straggler_any_cost_ms, straggler_cost_ms
 from tracedoc.topics.straggler.uneven import uneven_ranks, uneven_work_ms
@@ -52,18 +51,6 @@ def _intervals(fact: Fact, run: RunView, digest: RankDigest) -> tuple[Evidence, 
     else:
         spans = fact.spans(run, digest, digest.judged_step)
     return () if isinstance(spans, Unknown) else _places(digest, spans, fact.interval)
-
-
-def _fine_wrapping(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
-    run, chosen = measurements.run, _digest_of(measurements, key)
-    digests = run.digests if key is None else (chosen,) if chosen is not None else ()
-    what = "latency of a small unit, or GPU idle under its hooks"
-    return tuple(
-        place
-        for digest in digests
-        if (step := digest.judged_step) is not None
-        for place in _places(digest, fine_wrapping_spans(run, digest, step), what)
-    )
 
 
 def _waits_for_straggler(
@@ -138,7 +125,6 @@ def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None
 
 
 _BEYOND_ONE_RANK: dict[str, EvidenceCollector] = {
-    fine_wrapping_cost_ms.name: _fine_wrapping,
     straggler_cost_ms.name: _waits_for_straggler,
     straggler_any_cost_ms.name: _waits_for_straggler,
     uneven_work_ms.name: partial(_waits_for_straggler, uneven=True),

@@ -58,7 +58,3 @@ def test_small_units_cost_their_latency_and_the_hooks_that_keep_the_gpu_idle(tmp
     found = of_run(tmp_path, builders)
     assert (found["fsdp_units"].value, found["fsdp_blocks"].value) == (8, 2)
     assert found["sharding_hook_idle_ms"].value == pytest.approx(48, abs=0.01)
-    # 8 gathers of 0.2 ms, of which half of 2 MiB takes 2.9 us at 360 GB/s; 6 of 8 calls and hooks go.
-    merged = 0.75 * 8 * (0.2 - MIB / 360e6)
-    assert found["mergeable_exposed_ms"].value == pytest.approx(merged)
-    assert found["fine_wrapping_cost_ms"].value == pytest.approx(merged + 36, abs=0.01)

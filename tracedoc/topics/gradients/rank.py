@@ -26,25 +26,6 @@ from tracedoc.trace.distinct import is_among
 from tracedoc.values import Unknown, Value, needed
 
 
-@rank_fact(unit="ms", needs=("kernels", "host_ops", "collectives"))
-def comm_after_backward_ms(timeline: RankTimeline) -> Value:
-    """Exposed gradient reduction after the last compute that a node of the backward graph launched.
-
-    Reductions are all-reduce, reduce-scatter and reduce that neither forward nor optimizer launched. They
-    end a step in which nothing is left to hide them: waiting for the other ranks is part of it.
-    """
-    window, activity, phases = timeline.judged, timeline.activity, timeline.phases
-    if window is None or activity is None or phases is None:
-        return NO_PHASES
-    last = last_backward_ns(timeline)
-    if last is None:
-        return Unknown("no compute of a backward node lies in the step")
-    table, labels = timeline.collectives, phases.of_collectives
-    reduces = table.is_op(*REDUCTIONS) & (labels != Phase.FORWARD) & (labels != Phase.OPTIMIZER)
-    late = Spans.of(table.start_ns[reduces], table.end_ns[reduces])
-    return (late & activity.exposed_comm).clip(last, window.end_ns).total_ns / 1e6
-
-
 @rank_fact(unit="count", needs=("host_ops", "collectives"))
 def reducing_micro_batches(timeline: RankTimeline) -> Value:
     """Backward passes of the median step in which gradients are reduced over ranks.

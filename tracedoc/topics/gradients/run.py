@@ -16,16 +16,14 @@ from tracedoc.timeline.collective_roles import is_extra
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.strategy_signs import plain_dtype
 from tracedoc.topics.capture.run import recorded
-from tracedoc.topics.communication.run import hidden_by_last_ns, rows_of_kind
+from tracedoc.topics.communication.run import rows_of_kind
 from tracedoc.topics.compute.rank import matrix_dtypes
 from tracedoc.topics.gradients.rank import (
-    comm_after_backward_ms,
     compute_stream_reduction_ms,
     reducing_micro_batches,
 )
-from tracedoc.topics.links.run import half_rate_bytes, of_curves
-from tracedoc.topics.step.rank import backward_compute_ms, micro_batches
-from tracedoc.values import Unknown, Value, needed, needed_number
+from tracedoc.topics.links.run import half_rate_bytes
+from tracedoc.values import Unknown, Value, needed
 
 GLOO_HALF_BYTES = 256 * 2**10
 """Message size at which gloo between processes of one host reaches half of its rate (2 KiB took 0.25 ms,
@@ -144,63 +142,10 @@ def bucket_overhead_frac(run: RunView, digest: RankDigest, step: StepDigest) -> 
     return 1.0 - (total + fewer * half) / (total + rows.size * half)
 
 
-@digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms, bucket_overhead_frac))
-def bucket_saving_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """Exposed gradient reduction that fewer, larger buckets would save: overhead times exposed time."""
-    overhead = needed_number(bucket_overhead_frac(run, digest, step))
-    return overhead * (gradient_exposed_ms(run, digest, step).total_ns / 1e6)
-
-
 @digest_fact(unit="count", needs=("host_ops", "collectives", suggested_bucket_bytes))
 def suggested_bucket_mb(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """The same in MiB, rounded up, as DDP's ``bucket_cap_mb`` takes it."""
     return math.ceil(needed(suggested_bucket_bytes(run, digest, step)) / 2**20)
-
-
-@digest_fact(
-    unit="ms",
-    needs=("kernels", "host_ops", "collectives", comm_after_backward_ms, gradient_exposed_ms),
-)
-def late_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """Exposed gradient reduction after the backward pass, less known waiting for other ranks.
-
-    What a rank that comes last still hides behind its backward pass is not in it either.
-    """
-    after = needed_number(comm_after_backward_ms.of(digest))
-    exposed_ns = gradient_exposed_ms(run, digest, step).total_ns
-    return min(after, max(exposed_ns - hidden_by_last_ns(run, digest, step, digest.gradients), 0) / 1e6)
-
-
-@digest_fact(
-    unit="ms",
-    needs=(
-        "kernels",
-        "host_ops",
-        "collectives",
-        backward_compute_ms,
-        late_reduction_ms,
-        micro_batches,
-        reducing_micro_batches,
-    ),
-)
-def splittable_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """What eight buckets of one size would hide of :func:`late_reduction_ms`; 0 where there are as many.
-
-    The eight become ready one after the other over the backward pass (of the last micro-batch) and travel in
-    turn, each with the latency of a call more than today: what is then left after the backward pass is an
-    eighth of their transfer, or all of it less seven eighths of the backward compute.
-    """
-    late, rows = needed_number(late_reduction_ms(run, digest, step)), _rows(digest, step)
-    backward = needed_number(backward_compute_ms.of(digest))
-    buckets = rows.size / _reducing_passes(digest)
-    if buckets == 0 or buckets >= EVEN_BUCKETS:
-        return 0.0
-    passes = micro_batches.of(digest)
-    transfer = run.transfers(digest, rows).total_ns / 1e6 / _reducing_passes(digest)
-    transfer += (EVEN_BUCKETS - buckets) * _call_latency_ms(run, digest, rows)
-    last_pass = backward / max(passes, 1) if isinstance(passes, int) else backward
-    left = max(transfer / EVEN_BUCKETS, transfer - last_pass * (1 - 1 / EVEN_BUCKETS))
-    return max(late - left, 0.0)
 
 
 @digest_fact(unit="count", needs=("host_ops", "collectives", reducing_micro_batches))
@@ -208,21 +153,6 @@ def even_bucket_mb(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """An eighth of the gradients of one micro-batch in MiB, rounded up, as ``bucket_cap_mb`` takes it."""
     total = needed(_total(digest, _rows(digest, step)))
     return math.ceil(total / _reducing_passes(digest) / EVEN_BUCKETS / 2**20)
-
-
-@digest_fact(unit="ms", needs=("host_ops", "collectives", gradient_exposed_ms, reducing_micro_batches))
-def repeated_reduction_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """Exposed gradient reduction of all micro-batches but one that reduce, less known waiting."""
-    passes = needed_number(reducing_micro_batches.of(digest))
-    exposed = gradient_exposed_ms(run, digest, step).total_ns / 1e6
-    return exposed * (passes - 1) / passes if passes > 1 else 0.0
-
-
-def _call_latency_ms(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) -> float:
-    """The time of a call beyond its bytes on measured machines, 0 where that is not known."""
-    calls = of_curves(run, digest, lambda one: one.peak_gbps and one.scaled_half_bytes / one.peak_gbps)[rows]
-    known = calls[~np.isnan(calls)]
-    return float(np.median(known)) / 1e6 if known.size else 0.0
 
 
 def _reducing_passes(digest: RankDigest) -> int:

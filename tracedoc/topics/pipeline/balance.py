@@ -42,34 +42,6 @@ SLOWER_CPU = 0.15
 
 
 @once
-def balanced_gain_ns(run: RunView) -> Int64Array | None:
-    """How much shorter each step would be if all stages computed equally long, by a replay.
-
-    Without one, in CPU runs and where ranks are missing: of m micro-batches all but one pass while the
-    slowest stage sets the pace, and in a step each takes every stage in turn once, whichever has the work.
-    With all forward passes first that is (m - 1) / m of what the slowest stage takes longer than the mean.
-    """
-    found, plan = _replayed(run)
-    if found is None:
-        return None
-    if found.micro_batches < 2:  # stages take turns, whichever has the work
-        return np.zeros(len(found.steps), dtype=np.int64)
-    stage_ns = found.stage_ns
-    if plan is None or not found.whole:
-        equal = np.full(stage_ns.size, stage_ns.mean())
-        longer = max(_scheduled_ns(found, stage_ns) - _scheduled_ns(found, equal), 0.0)
-        return np.full(len(found.steps), round(longer), dtype=np.int64)
-    work = np.array(plan.work_ns, dtype=np.float64)
-    for number, stage in enumerate(found.stages):
-        for place in stage:
-            for step in found.steps:
-                passes, _ = passes_of_step(run, plan, place, step)
-                work[passes] *= stage_ns.mean() / max(stage_ns[number], 1.0)
-    _even_out_rest(run, plan, found, work)
-    return gains_of_work(plan, work, found.steps)
-
-
-@once
 def even_gain_ns(run: RunView) -> Int64Array | None:
     """How much shorter each step would be if every micro-batch took its stage equally long.
 

@@ -12,7 +12,6 @@ from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_roles import Role
 from tracedoc.topics.communication.run import exposed_transfer, rows_of_kind, rows_of_role, total_bytes
 from tracedoc.topics.links.run import leaves_node
-from tracedoc.topics.pipeline.balance import balanced_gain_ns
 from tracedoc.topics.pipeline.stages import Pipeline, pipeline
 from tracedoc.values import Unknown, Value, needed, needed_number
 
@@ -127,19 +126,6 @@ def _others_ns(run: RunView, number: int) -> float:
 def _away_longer_ns(run: RunView, number: int) -> float:
     away_ns = needed(_pipeline(run)).stage_away_ns
     return float(away_ns[number] - np.delete(away_ns, number).mean())
-
-
-@run_fact(unit="ms", needs=("collectives", "multi_rank"))
-def stage_imbalance_ms(run: RunView) -> Value:
-    """How much shorter a step would be if the passes of all stages took equally long.
-
-    All ranks are replayed from one meeting to the next, the work of each stage scaled to the mean of all;
-    what follows the passes (an optimizer that waits for others inside) takes each rank as long as the
-    fastest. The mean over the steps that all ranks show. CPU runs are not replayed: there it is
-    (m - 1) / m of what the slowest stage takes longer than the mean, with m micro-batches.
-    """
-    gain_ns = balanced_gain_ns(run)
-    return NO_PIPELINE if gain_ns is None else max(float(gain_ns.mean()), 0.0) / 1e6
 
 
 @run_fact(unit="fraction", needs=("collectives", "multi_rank"))

@@ -8,28 +8,19 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import digest_fact
-from tracedoc.ranks.bandwidth import ring_gbps
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import FORWARD, NO_TIME, ShardCalls
 from tracedoc.topics.communication.run import latency_bound_bytes
-from tracedoc.topics.links.run import half_rate_bytes, leaves_node, of_curves
+from tracedoc.topics.links.run import leaves_node, of_curves
 from tracedoc.topics.sharding.rank import (
     NO_SIZES,
-    NOT_SHARDED,
     block_bytes,
-    fsdp_blocks,
-    fsdp_units,
-    sharding_hook_idle_ms,
 )
 from tracedoc.topics.sharding.run import table_of
-from tracedoc.trace.devices import device_peak
 from tracedoc.trace.vocabulary import dtype_bytes
 from tracedoc.values import Unknown, Value, needed, needed_number
-
-SMALL_ON_CPU = 1 << 20
-"""Below this many bytes a transfer between processes of a host is mostly calls and switches of threads."""
 
 
 @digest_fact(unit="fraction", needs=("collectives",))
@@ -67,55 +58,6 @@ def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     return run.exposed_transfer(digest, step, calls.row[calls.phase != FORWARD])
 
 
-@digest_fact(unit="ms", needs=("kernels", "collectives", fsdp_blocks, fsdp_units))
-def mergeable_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> float | Unknown:
-    """Exposed time of the median step that gathers and reduce-scatters would not take if units were merged.
-
-    Each call takes longer than its bytes at the full rate of the link need. Of a transfer of this run,
-    latency is ``half / (size + half)`` (:func:`latency_bound_frac` has the half-rate size), of a
-    latency-bound one all beyond its bytes; it may be hidden and still delay what is exposed. Merged, the
-    share of calls disappears by which units outnumber blocks: so much of the latency, at most of the
-    exposed time less known waiting. In a CPU run, whose link is not known, so much of the exposed time of
-    calls below 1 MiB.
-    """
-    limit, gbps = latency_bound_bytes(run, digest), _ring_gbps(digest)
-    halves = half_rate_bytes(run, digest)
-    share = needed(_merged_share(digest))
-    if digest.is_cpu:
-        sizes = digest.collectives.nbytes
-        small = _rows(digest) & (sizes >= 0) & (sizes < SMALL_ON_CPU)
-        return run.exposed_transfer(digest, step, small).total_ns * share / 1e6
-    if isinstance(limit, Unknown) or isinstance(halves, Unknown) or gbps is None:
-        return limit if isinstance(limit, Unknown) else Unknown("the rate of the link is not known")
-    table = digest.collectives
-    rows = _rows(digest) & table.in_window(step.start_ns, step.end_ns) & (table.nbytes >= 0)
-    sizes, ends = table.nbytes[rows], table.end_ns[rows]
-    begins = run.arrivals[digest.rank].last_arrival_ns(table)[rows]
-    inside = digest.exposed_comm.clip(step.start_ns, step.end_ns)
-    exposed = inside.covered_ns(begins, ends)
-    beyond = np.maximum(ends - begins - sizes * _ring_factor(run, digest) / gbps, 0)
-    small = sizes < limit[rows]
-    latency = np.where(
-        small, beyond, np.minimum(beyond, (ends - begins) * halves[rows] / (sizes + halves[rows]))
-    )
-    return min(float(latency.sum()), float(exposed.sum())) * share / 1e6
-
-
-@digest_fact(
-    unit="ms",
-    needs=("kernels", "collectives", fsdp_blocks, fsdp_units, mergeable_exposed_ms, sharding_hook_idle_ms),
-)
-def fine_wrapping_cost_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """What units smaller than a block cost the median step: latency of calls, idle time under hooks.
-
-    The sum of :func:`mergeable_exposed_ms` and the same share of :func:`sharding_hook_idle_ms`, which is left
-    out where no hooks are in the trace.
-    """
-    exposed, share = needed(mergeable_exposed_ms(run, digest, step)), needed(_merged_share(digest))
-    idle = sharding_hook_idle_ms.of(digest)
-    return exposed + (share * float(idle) if isinstance(idle, float) else 0.0)
-
-
 @digest_fact(unit="ms", needs=("collectives", block_bytes))
 def block_gather_estimate_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """How long one gather of a whole block should take on this GPU's link, all ranks present.
@@ -129,20 +71,6 @@ def block_gather_estimate_ms(run: RunView, digest: RankDigest, step: StepDigest)
     return _ring_factor(run, digest) * size / float(np.median(rates)) / 1e6
 
 
-def fine_wrapping_spans(run: RunView, digest: RankDigest, step: StepDigest) -> Spans:
-    """The places of :func:`fine_wrapping_cost_ms`: exposed latency-bound calls, idle time under hooks.
-
-    They are longer than it, for merged calls take time as well.
-    """
-    limit = latency_bound_bytes(run, digest)
-    hooks = sharding_hook_idle_ms.spans_of(digest)
-    if digest.units is None or isinstance(limit, Unknown):
-        return hooks
-    sizes = digest.collectives.nbytes
-    small = _rows(digest) & (sizes >= 0) & (sizes < limit)
-    return run.exposed_transfer(digest, step, small) | hooks.clip(step.start_ns, step.end_ns)
-
-
 def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
     """A mask of the rank's collectives that move sharded parameters or their gradients."""
     mine = np.zeros(len(digest.collectives), dtype=np.bool_)
@@ -150,17 +78,6 @@ def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
         mine[digest.units.units.gathers.row] = True
         mine[digest.units.units.reductions.row] = True
     return mine
-
-
-def _merged_share(digest: RankDigest) -> float | Unknown:
-    """The share of calls that disappear if each block becomes one unit."""
-    units, blocks = (needed_number(one.of(digest)) for one in (fsdp_units, fsdp_blocks))
-    return max(1.0 - blocks / units, 0.0) if units else NOT_SHARDED
-
-
-def _ring_gbps(digest: RankDigest) -> float | None:
-    peak = device_peak(digest.device)
-    return None if peak is None or peak.link_gbps is None else ring_gbps(peak.link_gbps)
 
 
 def _ring_factor(run: RunView, digest: RankDigest) -> float:
