@@ -78,7 +78,7 @@ class StrategySigns(msgspec.Struct, frozen=True):
     ``seen`` holds the marks of the whole capture, ``marks`` how often each occurs in the step. ``whole``:
     the host's step was captured whole. ``passes`` are its backward passes, ``reducing`` those in which
     gradients are reduced, ``alternations`` how often a forward pass lies between two of them.
-    ``accumulations`` are gradients accumulated; ``groups`` the descriptions and sizes of process groups.
+    ``groups`` are the descriptions and sizes of process groups.
     """
 
     whole: bool = False
@@ -90,7 +90,6 @@ class StrategySigns(msgspec.Struct, frozen=True):
     passes: int = 0
     reducing: int = 0
     alternations: int = 0
-    accumulations: int = 0
     recomputes: bool = False
     graph_launches: int = 0
     matrix_dtype: str = ""
@@ -147,7 +146,6 @@ def strategy_signs(timeline: RankTimeline) -> StrategySigns:
         passes=len(passes),
         reducing=_reducing(passes, asked),
         alternations=_alternations(timeline, passes),
-        accumulations=_accumulations(trace, used),
         recomputes=phases is not None
         and phases.host_spans(Phase.RECOMPUTE).clip(step.start_ns, step.end_ns).total_ns > 0,
         graph_launches=_graph_launches(trace, step),
@@ -230,14 +228,6 @@ def _alternations(timeline: RankTimeline, passes: list[tuple[int, int]]) -> int:
     return sum(
         int(np.searchsorted(starts, following) > np.searchsorted(starts, end))
         for (_, end), (following, _) in pairwise(passes)
-    )
-
-
-def _accumulations(trace: Trace, used: npt.NDArray[np.int64]) -> int:
-    return sum(
-        int(used[index])
-        for index in np.flatnonzero(used).tolist()
-        if trace.names[index] == "torch::autograd::AccumulateGrad"
     )
 
 
