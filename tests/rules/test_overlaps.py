@@ -38,7 +38,7 @@ def test_a_finding_is_told_with_what_mending_it_alone_saves(monkeypatch: pytest.
     [
         (None, "costs 15 ms of the 100 ms step (15 %)"),
         (3.0, "costs 3 ms of the 100 ms step (3 %)"),
-        (0.0, "costs nothing of the 100 ms step (0 %)"),
+        (0.0, "costs 15 ms of the 100 ms step (15 %), the same time as findings 1-2"),
         (
             60.0,
             "costs 60 ms of the 100 ms step (60 %) once findings 1-2 are mended, which hide "

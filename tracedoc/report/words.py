@@ -107,20 +107,25 @@ def cost_text(
     """What a finding costs the step, in words; "" where the ledger has none of its causes.
 
     That is what mending it saves after the findings before it, of which it is the one with this ``number``;
-    where its first ``fix`` saves more, that is told as well. ``overlaps`` is the finding with the cause that
-    hides it or costs the same time.
+    where its first ``fix`` saves more, that is told as well. Where it saves nothing then, those cost the same
+    time. ``overlaps`` is the finding with the cause that hides it or costs the same time.
     """
     overlaps = overlaps or finding.overlaps
     if finding.told_ms is None or not step_ms:
         return f"counts with {overlaps}" if overlaps else ""
-    told = saved_words(finding.told_ms)
-    costs = f"costs {told} of the {format_ms(step_ms)} step ({format_percent(finding.told_ms / step_ms)})"
-    saves_more = fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * finding.told_ms
-    alone = saved_words(finding.alone_ms or 0.0)
-    if finding.is_pair and overlaps:
+    before = {1: "others", 2: "finding 1"}.get(number, f"findings 1-{number - 1}")
+    told_ms, alone_ms = finding.told_ms, finding.alone_ms or 0.0
+    same = number > 1 and told_ms < LEAST_SHARE * step_ms < alone_ms
+    told_ms = alone_ms if same else told_ms
+    told, alone = saved_words(told_ms), saved_words(alone_ms)
+    costs = f"costs {told} of the {format_ms(step_ms)} step ({format_percent(told_ms / step_ms)})"
+    saves_more = fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * told_ms
+    if same:
+        costs += f", the same time as {overlaps or before}"
+    elif finding.is_pair and overlaps:
         costs += f" with {overlaps} behind it; alone it saves {alone}"
     elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
-        overlaps = {1: "others", 2: "finding 1"}.get(number, f"findings 1-{number - 1}")
+        overlaps = before
         hides = "is mended, which hides" if number == 2 else "are mended, which hide"
         costs += f" once {overlaps} {hides} it today"
         if finding.alone_ms > 0 and (fix is None or not fix.helps):

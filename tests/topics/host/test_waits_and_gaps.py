@@ -45,6 +45,14 @@ def test_a_wait_is_named_with_its_operator_and_place(tmp_path: Path) -> None:
     assert (facts["sync_call_waits"], facts["sync_places"]) == (1, 1)
 
 
+def test_a_wait_in_a_step_without_phases_has_no_place(tmp_path: Path) -> None:
+    builder = TraceBuilder().kernel("first", 10, 60, launch_ms=1).kernel("second", 70, 100, launch_ms=69)
+    builder.host("aten::item", 2, 60.1).runtime("cudaStreamSynchronize", 3, 60)
+    found = facts_of(builder.write(tmp_path / "rank-0.json"))
+    assert found["sync_call"] == ".item()"
+    assert isinstance(found["sync_place"], Unknown)
+
+
 def test_a_pause_behind_a_wait_is_no_part_of_the_wait(tmp_path: Path) -> None:
     """The host calls nothing from 60.1 to 69.9 ms: mending either, the second kernel starts as early."""
     facts = facts_of(with_items(TraceBuilder(), pauses=True).write(tmp_path / "rank-0.json"))

@@ -58,7 +58,8 @@ def sync_place(run: RunView, digest: RankDigest) -> Value:
     a person or framework named, else the phase of the step.
     """
     first = needed(_costly(digest))[0]
-    return first.line or first.where
+    found = first.line or first.where
+    return Unknown("nothing shows in which phase of the step it is") if found == PHASES[0] else found
 
 
 @ranks_fact(unit="count", needs=("launches",))
