@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tracedoc.errors import InputError
+from tracedoc.pipeline import diagnose
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline, build_timeline
 from tracedoc.timeline.steps import BEFORE, find_host_steps
@@ -66,6 +67,12 @@ def test_a_capture_in_which_nothing_ran_is_refused(tmp_path: Path) -> None:
     builder.host("train.py(3): <module>", 0.0, 0.2, category="python_function")
     with pytest.raises(InputError, match="the profiler stopped right after it began"):
         timeline_of(tmp_path, builder)
+
+
+def test_functions_of_python_alone_are_refused_with_what_to_record(tmp_path: Path) -> None:
+    builder = TraceBuilder().step(1, 0, 100).host("train.py(1): main", 0, 99, category="python_function")
+    with pytest.raises(InputError, match="no operator and no kernel is recorded"):
+        diagnose([builder.write(tmp_path / "rank-0.json")])
 
 
 @pytest.mark.parametrize(("quiet_ms", "finished"), [(0.9, False), (1.1, True)])

@@ -185,6 +185,12 @@ def _of_steps(timeline: RankTimeline, steps: tuple[int, int] | None) -> RankTime
 def _refuse_without_work(trace: Trace) -> None:
     beside = trace.is_kind(Kind.ANNOTATION, Kind.PYTHON, Kind.OVERHEAD, Kind.INSTANT)
     if len(trace) and beside.all() and trace.info.known_until_ns is None:
+        if trace.is_kind(Kind.PYTHON).any():
+            raise InputError(
+                f"{trace.info.source} holds functions of Python alone: no operator and no kernel is recorded",
+                "pass activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] to the profiler beside "
+                "with_stack=True; where the loop ends in the schedule, end that with repeat=1",
+            )
         raise InputError(
             f"{trace.info.source} holds no operator and no kernel: the profiler stopped right after it began",
             "a schedule that starts over as the loop ends writes such a file over the one before: end it "

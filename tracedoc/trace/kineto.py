@@ -165,7 +165,8 @@ def _check_it_is_a_trace(path: str, outcome: Outcome, columns: Columns, events: 
                 raise InputError(f"{path} was written by {writer}, not by torch.profiler", advice)
         seen = ", ".join(sorted(category_text(category) for category in columns.categories)[:3])
         raise InputError(
-            f"{path} is a Chrome trace, but not one of PyTorch's profiler (its categories: {seen or 'none'})",
+            f"{path} is a Chrome trace, but not one of PyTorch's profiler "
+            f"({f'its categories: {seen}' if seen else 'no complete event has a category'})",
             record,
         )
 
