@@ -145,6 +145,23 @@ def test_a_gather_waits_for_the_unit_before_the_last_whether_the_host_waits_or_n
     assert not graph.waits.of(Cause.SYNC)[0].size
 
 
+@pytest.mark.parametrize(("returns", "limits"), [(4.01, True), (4.5, False)], ids=["as it ends", "later"])
+def test_a_gather_waits_for_an_earlier_unit_where_one_stays(
+    returns: float, limits: bool, tmp_path: Path
+) -> None:
+    """Three units are gathered, of which the first is let go: it ends at 4 ms, the second at 9."""
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.collective("allgather", 0.3, 0.9, launch_ms=0.2).kernel("sgemm", 1, 4, launch_ms=0.5)
+    builder.collective("allgather", 0.95, 1.2, launch_ms=0.6).kernel("sgemm", 4, 9, launch_ms=0.7)
+    builder.collective("allgather", 1.25, 1.5, launch_ms=0.8).kernel("sgemm", 9, 12, launch_ms=0.9)
+    builder.host("FullyShardedDataParallel.rate_limiter", 2.9, returns + 0.1)
+    builder.runtime("cudaEventSynchronize", 3, returns)
+    builder.collective("allgather", returns + 0.3, 12, launch_ms=returns + 0.2)
+    graph = graph_of(builder, tmp_path)
+    source, _ = graph.waits.of(Cause.LIMIT)
+    assert graph.device.end_ns[source].tolist() == ([graph.device.compute.ended_ns[0]] if limits else [])
+
+
 @pytest.mark.parametrize(("start", "needed"), [(5.2, True), (4.0, False)], ids=["behind it", "beside it"])
 def test_what_is_copied_to_the_host_was_computed_before(start: float, needed: bool, tmp_path: Path) -> None:
     """Nothing but data holds up the copy on a stream of its own, once the host does not wait before it."""

@@ -36,6 +36,9 @@ from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import difference, distinct, is_among
 from tracedoc.trace.frameworks import RATE_LIMITER
 
+MOST_HELD = 3
+"""FSDP1 holds so many sharded units, the gathered one among them, or fewer."""
+
 
 class Waits(msgspec.Struct, frozen=True, eq=False):
     """Who waits for whom over the whole capture, beside the order of streams and launches.
@@ -267,8 +270,10 @@ def _host_waits(
 def _limited_gathers(trace: Trace, calls: Calls, device: DeviceEvents) -> tuple[Int64Array, Int64Array]:
     """The calls in which FSDP limits gathers in flight, and the event that each waits for, waited or not.
 
-    Two may be in flight: a gather waits until what computed before the one before it has ended. A call that
-    returned before that waited for something else, and is not among them.
+    A unit is let go where what computed with it has ended, and a gather waits until at most two are held that
+    will be: until what computed before the gather before it has ended, or before an earlier one where units
+    stay that are not let go, as the root does. So it is the last of these that ended as the call returned, or
+    before a call that did not wait. A call that returned later waited for something else.
     """
     nothing = np.zeros(0, dtype=np.int64)
     limits = trace.rows_named(RATE_LIMITER.__eq__, Kind.ANNOTATION, Kind.CPU_OP)
@@ -283,12 +288,15 @@ def _limited_gathers(trace: Trace, calls: Calls, device: DeviceEvents) -> tuple[
     last = limits[np.maximum(place, 0)]
     inside = (place >= 0) & (calls.end_ns[limited] <= trace.ts_ns[last] + trace.dur_ns[last])
     limited = limited[inside]
-    one_before = np.searchsorted(launched, calls.start_ns[limited]) - 1
-    computed = np.searchsorted(device.compute.launched_ns, launched[np.maximum(one_before, 0)]) - 1
-    source = device.compute.events[np.maximum(computed, 0)].astype(np.int64)
-    fits = (one_before >= 0) & (computed >= 0)
-    fits &= device.end_ns[source] <= calls.end_ns[limited] + CLOCKS_NS
-    return limited[fits], source[fits]
+    gather = np.searchsorted(launched, calls.start_ns[limited])
+    source = np.full(limited.size, NONE, dtype=np.int64)
+    for before in range(MOST_HELD, 0, -1):
+        computed = np.searchsorted(device.compute.launched_ns, launched[np.maximum(gather - before, 0)]) - 1
+        event = device.compute.events[np.maximum(computed, 0)].astype(np.int64)
+        after = calls.end_ns[limited] - np.maximum(device.end_ns[event], calls.start_ns[limited])
+        returned = (device.end_ns[event] <= calls.end_ns[limited] + CLOCKS_NS) & (after <= RETURN_LAG_NS)
+        source = np.where((gather >= before) & (computed >= 0) & returned, event, source)
+    return limited[source != NONE], source[source != NONE]
 
 
 def is_launch(calls: Calls) -> npt.NDArray[np.bool_]:
