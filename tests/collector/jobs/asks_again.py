@@ -1,8 +1,7 @@
 """Ask for another capture from within the job, and train until both ranks have it.
 
 Each step has a pause, so that there are seconds between the request and the step that it names. When to stop
-rank 0 tells in a file: a tensor of the script's in a last call of gloo can keep the process from ending, for
-the process group goes with the interpreter's lock held while its thread lets go of the tensor.
+rank 0 tells in a file.
 """
 
 import json

@@ -1,5 +1,6 @@
 """A small model and its training step, alone or with DistributedDataParallel over gloo."""
 
+import ctypes
 import os
 
 import torch
@@ -17,6 +18,9 @@ class Training:
         self.model: nn.Module = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
         if distributed.is_initialized():
             self.model = nn.parallel.DistributedDataParallel(self.model)
+            # Never let go of: the process group would go with it, and join its threads with the lock of the
+            # interpreter held, for which one of them may wait to let go of a tensor.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.model.reducer))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
         self.losses: list[float] = []
 
