@@ -12,12 +12,13 @@ from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, COPY, GpuEvents
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.lags import LONGEST_GAP_NS, LONGEST_LATENCY_NS, USUAL_GAP_NS, USUAL_LATENCY_NS
-from tracedoc.timeline.launches import NO_ROW, Rows
+from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.strategy_signs import shows_forward_only
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
+from tracedoc.trace.frameworks import is_bucket_copy
 from tracedoc.trace.kernels import KernelCategory
 
 UNLAUNCHED = np.iinfo(np.int64).min
@@ -199,4 +200,8 @@ def _groups(trace: Trace, events: GpuEvents) -> Codes:
         of_name[number] = ways.get(vocabulary.copy_kind(trace.names[number]).direction, Group.COPY_OTHER)
     group[copies] = of_name[name[copies]]
     group[events.classes == COMMUNICATION] = Group.COMMUNICATION
+    buckets = trace.rows_named(is_bucket_copy, Kind.CPU_OP, Kind.ANNOTATION)
+    if buckets.size:
+        copied = enclosing_rows(trace, buckets, events.launch_rows) != NO_ROW
+        group[copied & (events.classes == COMPUTE)] = Group.BUCKETS
     return group

@@ -75,6 +75,7 @@ class Group(IntEnum):
     COPY_OTHER = 7
     MEMSET = 8
     CAST = 9
+    BUCKETS = 10  # gradients are brought into the buckets of DistributedDataParallel, or back
 
 
 class Waste(IntEnum):

@@ -30,8 +30,9 @@ _FORWARD_OPERATOR = re.compile(
 _ZERO3_HOOK = re.compile(
     r"(?:(?:Pre|Post)BackwardFunction(?:ForModule|Module)?|LinearFunctionForZeroStage3)$"
 )
+_REDUCER = r"torch\.distributed\.ddp\.reducer::|torch::distributed::reducer::"
 _BACKWARD_TAIL = re.compile(
-    r"torch\.distributed\.ddp\.reducer::|torch::distributed::reducer::"
+    rf"{_REDUCER}"
     r"|FSDP::(?:post_backward|root_post_backward)"
     r"|FullyShardedDataParallel\._post_backward"
 )
@@ -64,6 +65,14 @@ def is_zero3_hook(name: str) -> bool:
 def is_backward_tail(name: str) -> bool:
     """True for a range that ends a backward pass after its last node: buckets copied back, shards freed."""
     return _BACKWARD_TAIL.match(name) is not None
+
+
+_BUCKET_COPY = re.compile(rf"(?:{_REDUCER})(?:mul_out|copy_bucket_to_grad)$")
+
+
+def is_bucket_copy(name: str) -> bool:
+    """True for a range in which DistributedDataParallel brings a gradient into its bucket, or back."""
+    return _BUCKET_COPY.match(name) is not None
 
 
 def is_optimizer_label(name: str) -> bool:

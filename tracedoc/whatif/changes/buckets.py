@@ -41,7 +41,7 @@ def _queues(program: RunProgram) -> Iterator[Index]:
     """Yield the gradient reductions of each rank, stream, kind and backward pass, in their order."""
     layout, joins = program.layout, program.layout.joins
     parts = np.flatnonzero(_reductions(program))
-    key = layout.lane(joins.event[parts]) * 64 + np.minimum(backward_pass(program)[parts], 63)
+    key = layout.lane(joins.event[parts]) * 64 + np.minimum(backward_pass(layout, joins.event[parts]), 63)
     key = key * 64 + joins.kind[parts]
     for one in np.unique(key).tolist():
         mine = parts[key == one]

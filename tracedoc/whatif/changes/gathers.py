@@ -17,6 +17,10 @@ PASSES = {
 }
 
 
+CALLS_STAY = (0.0, 0.5, 1.0)
+"""So much of the host's time before a call stays where what it launches is gone."""
+
+
 @as_change(
     Parameter("units", "how many units ahead", 1.0, 1, 16),
     Parameter("pass", "which gathers", "both", choices=tuple(PASSES)),
@@ -87,7 +91,7 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     lag = program.lag.copy()
     points = layout.point[events]
     points = points[points >= 0]
-    lag[points] = np.rint(lag[points] * of_scenario(program.scenario, 0.0, 0.5, 1.0)).astype(np.int64)
+    lag[points] = np.rint(lag[points] * of_scenario(program.scenario, *CALLS_STAY)).astype(np.int64)
     return program.edited(
         active=program.active & ~gone,
         launched=program.launched & ~chosen,

@@ -22,13 +22,13 @@ from tracedoc.whatif.changes.host import COMPILED_HOST, PASSES, paced_passes, pa
 from tracedoc.whatif.changes.transfers import grow_with_batch, with_bytes
 from tracedoc.whatif.removal import Removal, Times, removed, without
 
-GROUPS = {
+GROUPS: dict[str, tuple[Group, ...]] = {
     "matrix": (Group.MATRIX,),
     "attention": (Group.ATTENTION,),
-    "pointwise": (Group.POINTWISE, Group.CAST, Group.MEMSET),
+    "pointwise": (Group.POINTWISE, Group.CAST, Group.MEMSET, Group.BUCKETS),
     "optimizer": (Group.OPTIMIZER,),
-    "all": (Group.MATRIX, Group.ATTENTION, Group.POINTWISE, Group.CAST, Group.MEMSET, Group.OPTIMIZER),
 }
+GROUPS["all"] = tuple(dict.fromkeys(one for groups in GROUPS.values() for one in groups))
 
 WASTES = {
     "attention": (Waste.ATTENTION, 0.0),
@@ -65,13 +65,19 @@ def growing(times: Times, unfilled_ns: float) -> Int64Array:
 def batch_work(program: RunProgram, unfilled_ns: float = 0.0) -> tuple[Int64Array, Int64Array]:
     """What both passes compute that grows with the batch: ns of events and, on CPUs, of the host's points."""
     layout = program.layout
-    dur = np.where(np.isin(layout.event_part, PASSES) & layout.computes, program.dur, 0).astype(np.int64)
+    works = _of_passes(layout) & layout.computes
+    dur = np.where(works, program.dur, 0).astype(np.int64)
     lag = np.zeros(layout.points, dtype=np.int64)
     if layout.is_cpu:
         lag = np.where(np.isin(layout.part, PASSES), program.lag, 0).astype(np.int64)
         points, paused = layout.at(Doing.NOTHING)
         lag[points] -= np.minimum(paused, lag[points])
     return growing(dur, unfilled_ns), growing(lag, unfilled_ns)
+
+
+def _of_passes(layout: Layout) -> Mask:
+    """Which events belong to the two passes, but for what moves gradients into buckets, or back."""
+    return np.asarray(np.isin(layout.event_part, PASSES) & (layout.group != Group.BUCKETS))
 
 
 @as_change(
@@ -217,7 +223,7 @@ def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
     Kernels and copies of both passes, messages of samples and the next batch grow.
     """
     layout = program.layout
-    passes = np.isin(layout.event_part, PASSES)
+    passes = _of_passes(layout)
     if not (passes & layout.computes).any():
         return NotApplicable(
             "the capture does not show which kernels belong to the forward and backward pass"

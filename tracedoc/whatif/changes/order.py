@@ -40,7 +40,7 @@ def reduce_when_ready(program: RunProgram, arguments: Arguments) -> RunProgram |
     """
     layout, joins = program.layout, program.layout.joins
     chosen = deferred_reductions(program)
-    number = backward_pass(program)
+    number = backward_pass(layout, joins.event)
     moved: list[Index] = []
     ready: list[Index] = []
     ranks = layout.rank_of_event(joins.event)
@@ -83,7 +83,8 @@ def gather_in_time(program: RunProgram, arguments: Arguments) -> RunProgram | No
     """Gather each unit while the one before it computes, ahead of other collectives of its stream.
 
     A gather begins when the one before it could and has ended, and what that one was put before. What stands
-    between the two on their stream today comes after it: it begins no earlier than that one ends.
+    between the two on their stream today comes after it: it begins no earlier than that one ends, and what
+    stands behind it no earlier than what it was put before. So a stream still does one thing at a time.
     """
     layout, joins = program.layout, program.layout.joins
     moved, model = pairs(program, unit_gathers(program), 1)
@@ -91,7 +92,8 @@ def gather_in_time(program: RunProgram, arguments: Arguments) -> RunProgram | No
         return NotApplicable("the step gathers no units one after the other")
     changed = started_as(program, moved, model, model)
     target, before = joins.event[moved], joins.event[model]
-    first, last = _between(np.sort(joins.event), before, target)
+    events = np.sort(joins.event)
+    first, last = _between(events, before, target)
     jumps = first != NONE
     place = np.full(layout.events, NONE, dtype=np.intp)
     place[target] = np.arange(moved.size)
@@ -101,7 +103,13 @@ def gather_in_time(program: RunProgram, arguments: Arguments) -> RunProgram | No
     delay[target] = UNHELD
     changed = changed.edited(delay=delay).tied(before, target, 0)
     changed = changed.tied(before[jumps], first[jumps], program.transfer[moved[jumps]])
-    return changed.tied(last[behind[follows]], target[follows], 0)
+    changed = changed.tied(last[behind[follows]], target[follows], 0)
+    put_before = np.zeros(layout.events, dtype=np.int64)
+    put_before[first[jumps]] = program.transfer[moved[jumps]]
+    ahead = np.flatnonzero(jumps & (target != events[-1]))
+    after = events[np.searchsorted(events, target[ahead], side="right")]
+    queued = layout.lane(after) == layout.lane(target[ahead])
+    return changed.tied(last[ahead[queued]], after[queued], put_before[after[queued]])
 
 
 def _between(events: Index, before: Index, after: Index) -> tuple[Index, Index]:
