@@ -192,7 +192,7 @@ def test_a_part_of_the_text_fails_alone(whole: Diagnosis, monkeypatch: pytest.Mo
     "name",
     [
         *("columns_of", "draw", "rank_rows", "steps_of_ranks", "phase_table", "collective_table"),
-        *("kernel_groups", "heat_map", "scatter", "memory_chart", "unit_chart", "step_words", "unchecked"),
+        *("by_category", "heat_map", "scatter", "memory_chart", "unit_chart", "step_words", "unchecked"),
     ],
 )
 def test_a_table_of_the_page_fails_alone(

@@ -22,8 +22,8 @@ from tracedoc.predicted import Predicted
 from tracedoc.report.charts.bars import RangeBar, gain_bar
 from tracedoc.report.charts.detail_tables import (
     MOST_LETTERS,
+    by_category,
     grouped_values,
-    kernel_groups,
     short_name,
     step_words,
     unchecked,
@@ -32,6 +32,7 @@ from tracedoc.report.charts.drawing import draw
 from tracedoc.report.charts.heat_map import WORDED_STEPS, heat_map, waits_mostly_for
 from tracedoc.report.charts.over_time import MOST_UNIT_ROWS, memory_chart, unit_chart
 from tracedoc.report.charts.scatter import scatter
+from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 from tracedoc.tables import KernelRow
 
@@ -230,10 +231,13 @@ def test_a_short_name_is_short():
 
 def test_kernels_are_grouped_with_shares_of_all():
     rows = (KernelRow("a", "gemm", 2, 60.0), KernelRow("b", "copy", 1, 30.0), KernelRow("c", "gemm", 1, 10.0))
-    gemm, copy = kernel_groups(rows)
-    assert (gemm.category, gemm.calls, gemm.time, gemm.share) == ("gemm", 3, "70 ms", "70 %")
-    assert [row.share for row in gemm.kernels] == ["60 %", "10 %"]
-    assert copy.percent == 30.0
+    assert by_category(rows) == (("gemm", [rows[0], rows[2]]), ("copy", [rows[1]]))
+    page = render(replace(sharded(), detail=replace(sharded().detail, kernels=rows)), "html")
+    assert (
+        "</span>gemm</th>" + "".join(f'<td class="number">{text}</td>' for text in ("3", "70 ms", "70 %"))
+        in page
+    )
+    assert [share for share in ("60 %", "10 %", "width:30.0%") if share not in page] == []
 
 
 def test_gain_bars_show_what_is_saved_of_the_step():

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 import tracedoc
 from tests.example_diagnoses import DIAGNOSES, HOSTILE
 from tracedoc.ledger import Ledger, LedgerCause
+from tracedoc.report.charts.bars import Box
 from tracedoc.report.page import sheet_page
 from tracedoc.report.render import write_report
-from tracedoc.report.sheet import Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.report.sheet import Sheet, SheetBar, SheetTable
 from tracedoc.report.view import build_view
 from tracedoc.report.words import STATES
 
@@ -177,8 +178,8 @@ def compared() -> Sheet:
     return Sheet(
         "Improved: 400 ms -> 370 ms a step, mostly link (-40 ms).",
         bars=(
-            SheetBar("link", "-40 ms", (SheetBox("shorter", 500, 40),)),
-            SheetBar("input", "+10 ms", (SheetBox("longer", 500, 10),)),
+            SheetBar("link", "-40 ms", (Box("shorter", 500, 40),)),
+            SheetBar("input", "+10 ms", (Box("longer", 500, 10),)),
         ),
         tables=(
             SheetTable(

@@ -16,6 +16,7 @@ import click
 
 from tracedoc.cli.completion import files, folders
 from tracedoc.cli.output import Command, is_quiet, quiet_option, say
+from tracedoc.run.untrusted import value_at
 
 if TYPE_CHECKING:
     from tracedoc.collector.launcher import Outcome
@@ -339,8 +340,7 @@ def _why_nothing(outcome: Outcome, first: int) -> tuple[str, str]:
 
 
 def _whole(entry: ManifestRank, name: str) -> int:
-    value = (entry.part or {}).get(name)
-    return value if isinstance(value, int) else 0
+    return value_at(entry.part or {}, name, int) or 0
 
 
 def _shown(folder: Path) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from tracedoc.cli.output import format_option, json_text, quiet_option, text_width, to_stdout
+from tracedoc.cli.output import format_option, quiet_option, show, text_width
 from tracedoc.cli.reading import rules_option
 from tracedoc.errors import TracedocError
 from tracedoc.glossary import letters, limits, spellings, words
@@ -70,12 +70,10 @@ def explain(
         )
         return
     found = _found(name, rules, facts)
-    if report_format == "json":
-        to_stdout(json_text({kind: data for kind, data, _ in found}), "json")
-        return
     from tracedoc.report.texts import plain
 
-    to_stdout(plain("\n".join(text for _, _, text in found)))
+    meanings = {kind: data for kind, data, _ in found}
+    show(meanings, report_format, lambda: plain("\n".join(text for _, _, text in found)))
 
 
 def meanings_of(name: str) -> dict[str, str]:
@@ -116,12 +114,13 @@ def _explain_in(
     if name not in rules and name not in CAUSE_WORDS:
         raise TracedocError(f"no rule is called {name!r}", "with a run, name a rule: tracedoc rules list")
     diagnosis = run_pipeline(run, Options(rule_directories=rule_directories, cache=True))
-    if report_format == "json":
-        found = [one for one in diagnosis.findings if one.rule_id == name]
-        said = [one for one in diagnosis.verdicts if one.rule_id == name]
-        to_stdout(json_text({"findings": found, "verdicts": said}), "json")
-        return
-    to_stdout(render_rule(build_view(diagnosis), name, run=shlex.join(run), width=text_width()))
+    found = [one for one in diagnosis.findings if one.rule_id == name]
+    said = [one for one in diagnosis.verdicts if one.rule_id == name]
+
+    def text() -> str:
+        return render_rule(build_view(diagnosis), name, run=shlex.join(run), width=text_width())
+
+    show({"findings": found, "verdicts": said}, report_format, text)
 
 
 def _meanings(
@@ -296,9 +295,6 @@ def _word(name: str, meaning: Mapping[str, str]) -> str:
 def _compare(one: str, other: str, report_format: str | None) -> None:
     """Print two words, label by label."""
     both = {name: words()[name] for name in (one, other)}
-    if report_format == "json":
-        to_stdout(json_text(both), "json")
-        return
     width = max(map(len, both)) + 4
     lines = [f"{one} and {other}"]
     for label in dict.fromkeys(label for meaning in both.values() for label in meaning):
@@ -306,7 +302,7 @@ def _compare(one: str, other: str, report_format: str | None) -> None:
             _paragraph(meaning.get(label, "-"), label=f"  {name}".ljust(width))
             for name, meaning in both.items()
         ]
-    to_stdout("\n".join(lines) + "\n")
+    show(both, report_format, lambda: "\n".join(lines) + "\n")
 
 
 def _fact(fact: Fact) -> str:

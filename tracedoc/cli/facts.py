@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import format_option, json_text, text_width, to_stdout
+from tracedoc.cli.output import format_option, in_columns, show, text_width
 from tracedoc.cli.reading import Reading, reading_options, run_measurement, run_pipeline
 
 if TYPE_CHECKING:
@@ -56,10 +56,7 @@ def facts(
         _cross_check(paths, options, report_format)
         return
     found = run_pipeline(paths, options).facts
-    if report_format == "json":
-        to_stdout(json_text(found), "json")
-    else:
-        to_stdout(facts_table(found, ranks=ranks))
+    show(found, report_format, lambda: facts_table(found, ranks=ranks))
 
 
 def _cross_check(paths: tuple[str, ...], options: Options, report_format: str | None) -> None:
@@ -67,10 +64,7 @@ def _cross_check(paths: tuple[str, ...], options: Options, report_format: str | 
 
     digests = run_measurement(paths, options).run.digests
     found = cross_check([(digest.rank, digest.source) for digest in digests])
-    if report_format == "json":
-        to_stdout(json_text(found), "json")
-    else:
-        to_stdout(check_text(found, text_width()))
+    show(found, report_format, lambda: check_text(found, text_width()))
 
 
 def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
@@ -93,17 +87,12 @@ def facts_table(records: dict[str, FactRecord], *, ranks: bool) -> str:
         rows += [("", "", ""), (topic, "", "")]
         for name in names:
             rows += _rows(name, records[name], ranks=ranks)
-    safe = [
-        tuple(one_line(plain(cell)) if number else plain(cell) for number, cell in enumerate(row))
-        for row in rows
-    ]
-    widths = [max(len(row[column]) for row in safe) for column in range(2)]
-    lines = (f"{row[0]:{widths[0]}}  {row[1]:>{widths[1]}}  {row[2]}".rstrip() for row in safe)
+    safe = [(plain(name), one_line(plain(value)), one_line(plain(reason))) for name, value, reason in rows]
     together = (
         f"\nunknown: {reason}\n{fill(', '.join(names), 96, initial_indent='  ', subsequent_indent='  ')}"
         for reason, names in alike.items()
     )
-    return "\n".join([*lines, *together]) + "\n"
+    return "\n".join([*in_columns(safe, numbers=(1,)), *together]) + "\n"
 
 
 def _rows(name: str, record: FactRecord, *, ranks: bool) -> list[tuple[str, str, str]]:

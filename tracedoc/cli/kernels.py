@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import format_option, json_text, to_stdout
+from tracedoc.cli.output import format_option, in_columns, show, to_stdout
 from tracedoc.cli.reading import Reading, reading_options, run_measurement
 from tracedoc.errors import InputError
 
@@ -50,16 +50,14 @@ def kernels(path: str, by: str, rank: int | None, report_format: str | None, rea
 
     timeline = _timeline(path, rank, reading, with_modules=by == "module")
     rows = kernel_groups(timeline, by)
-    if report_format == "json":
-        to_stdout(json_text(rows), "json")
-    elif report_format == "csv":
+    if report_format == "csv":
         to_stdout(_csv(rows), "csv")
     elif report_format == "parquet":
         from tracedoc.frames import parquet
 
         to_stdout(parquet(rows), "parquet")
     else:
-        to_stdout(_table(rows, by))
+        show(rows, report_format, lambda: _table(rows, by))
 
 
 def _timeline(path: str, rank: int | None, reading: Reading, *, with_modules: bool) -> RankTimeline:
@@ -123,13 +121,6 @@ def _table(rows: Sequence[KernelGroup], by: str) -> str:
                 between(row.lost_least_ms, row.lost_most_ms, format_ms),
             )
         )
-    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    text = [
-        "  ".join(
-            f"{one:{width}}" if not column else f"{one:>{width}}"
-            for column, (one, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    ]
+    text = in_columns(lines, numbers=range(1, len(lines[0])))
     left = len(rows) - SHOWN
     return "\n".join([*text, *([f"and {left} more: -f csv has all"] if left > 0 else [])]) + "\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,6 +303,38 @@ def to_stdout(text: str | bytes, report_format: str = "text") -> None:
         raise InputError(
             f"the result cannot be written: {error.strerror}", "write it elsewhere: -o FILE"
         ) from None
+
+
+def show(value: object, report_format: str | None, text: Callable[[], str]) -> None:
+    """Write a result to stdout: as JSON if that was asked for, else as text."""
+    if report_format == "json":
+        to_stdout(json_text(value), "json")
+    else:
+        to_stdout(text())
+
+
+def in_columns(rows: Sequence[Sequence[str]], *, numbers: Container[int] = ()) -> list[str]:
+    """Rows as lines, each column as wide as its widest cell; those with ``numbers`` end in one place."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [
+        [
+            f"{cell:>{width}}" if place in numbers else f"{cell:{width}}"
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        for row in rows
+    ]
+    return ["  ".join(row).rstrip() for row in cells]
+
+
+def possible_and_not(titles: tuple[str, str], items: Sequence[tuple[str, Sequence[str], str]]) -> list[str]:
+    """Lines of what can be done, each with words about it, and of what cannot, with the reason."""
+    lines: list[str] = []
+    for title, possible in zip(titles, (True, False), strict=True):
+        mine = [one for one in items if (not one[2]) == possible]
+        lines += ([""] if lines and mine else []) + ([title] if mine else [])
+        for name, about, reason in mine:
+            lines += [f"  {name}".rstrip(), *(f"      {line}" for line in (about if possible else [reason]))]
+    return lines
 
 
 def drop_stdout() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tracedoc.cli.completion import folders
-from tracedoc.cli.output import format_option, json_text, to_stdout
+from tracedoc.cli.output import format_option, in_columns, show
 from tracedoc.cli.reading import rules_option
 from tracedoc.errors import InputError, RuleError, TracedocError
 
@@ -41,17 +41,13 @@ def list_rules(rule_directories: tuple[str, ...], report_format: str | None) -> 
     from tracedoc.report.texts import plain
 
     found = load_rules(rule_directories)
-    if report_format == "json":
-        names = ("id", "topic", "status", "title", "since", "scope")
-        to_stdout(json_text([{name: getattr(rule, name) for name in names} for rule in found]), "json")
-        return
-    rows = [
-        ("rule", "topic", "status", "title"),
-        *((rule.id, rule.topic, rule.status, rule.title) for rule in found),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
-    lines = ("  ".join((*(f"{row[i]:{widths[i]}}" for i in range(3)), row[3])).rstrip() for row in rows)
-    to_stdout("".join(f"{plain(line)}\n" for line in lines))
+    names = ("id", "topic", "status", "title", "since", "scope")
+    rows = [("rule", *names[1:4]), *(tuple(getattr(rule, name) for name in names[:4]) for rule in found)]
+    show(
+        [{name: getattr(rule, name) for name in names} for rule in found],
+        report_format,
+        lambda: "".join(f"{plain(line)}\n" for line in in_columns(rows)),
+    )
 
 
 @rules.command()

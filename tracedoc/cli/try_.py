@@ -21,16 +21,17 @@ from tracedoc.cli.output import (
     SHEET_FORMATS,
     format_option,
     is_quiet,
-    json_text,
     output_option,
+    possible_and_not,
     quiet_option,
     say,
+    show,
     targets,
-    to_stdout,
     write_sheet,
 )
 from tracedoc.cli.reading import run_pipeline, show_debug
 from tracedoc.errors import InputError
+from tracedoc.run.untrusted import entry_at
 
 if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
@@ -138,6 +139,7 @@ def try_(
         raise InputError(f"{path} is no folder of a run", "give the folder that tracedoc collect wrote")
     places = targets(report_format, outputs, (path,), SHEET_FORMATS)
     from tracedoc.pipeline import Options
+    from tracedoc.report.trial_sheet import trial_sheet
     from tracedoc.run.manifest import read_manifest
     from tracedoc.trials.candidates import candidates, choose, together
 
@@ -145,8 +147,12 @@ def try_(
     diagnosis = run_pipeline((path,), Options(cache=True))
     known = candidates(diagnosis, _framework(manifest))
     if listing:
-        as_json = report_format == "json"
-        to_stdout(_listing(known, as_json=as_json), "json" if as_json else "text")
+        rows = [
+            {"fix": one.fix, "title": one.title, "change": one.text, "predicted_ms": one.predicted_ms,
+             "cannot": one.cannot}
+            for one in known
+        ]  # fmt: skip
+        show(rows, report_format, lambda: _listing(known))
         return
     chosen = choose(known, fixes, every=every)
     if as_one and len(chosen) > 1:
@@ -154,18 +160,16 @@ def try_(
     job = _job(manifest, ctx.meta[_COMMAND], **start)
     found, interrupted = _take_turns(job, chosen, known, budget)
     _keep(found, diagnosis, Path(path), record)
-    _show(found, places)
+    sheet = trial_sheet(found)
+    write_sheet(places, found, sheet, sheet)
     if interrupted:
         ctx.exit(EXIT_INTERRUPTED)
 
 
 def _framework(manifest: Manifest | None) -> Mapping[str, Any]:
     """What the first rank that was captured says of the job's live objects."""
-    for rank in manifest.ranks if manifest is not None else ():
-        framework = (rank.part or {}).get("framework")
-        if isinstance(framework, dict):
-            return framework
-    return {}
+    ranks = manifest.ranks if manifest is not None else ()
+    return next((found for rank in ranks if (found := entry_at(rank.part or {}, "framework"))), {})
 
 
 def _job(
@@ -279,26 +283,7 @@ def _keep(found: Trials, diagnosis: Diagnosis, folder: Path, named: str | None) 
         raise InputError(f"{named} cannot be written: {error.strerror}", "name another file") from None
 
 
-def _show(found: Trials, places: Sequence[Any]) -> None:
-    from tracedoc.report.trial_sheet import trial_sheet
-
-    sheet = trial_sheet(found)
-    write_sheet(places, found, sheet, sheet)
-
-
-def _listing(known: Sequence[Candidate], *, as_json: bool) -> str:
-    if as_json:
-        rows = [
-            {"fix": one.fix, "title": one.title, "change": one.text, "predicted_ms": one.predicted_ms,
-             "cannot": one.cannot}
-            for one in known
-        ]  # fmt: skip
-        return json_text(rows)
-    lines: list[str] = []
-    for title, fits in (("These can be tried:", True), ("These cannot:", False)):
-        mine = [one for one in known if (not one.cannot) == fits]
-        lines += ([""] if lines and mine else []) + ([title] if mine else [])
-        for one in mine:
-            lines.append(f"  {one.fix}: {one.title}")
-            lines += [f"      {line}" for line in (one.text.splitlines() if fits else [one.cannot])]
+def _listing(known: Sequence[Candidate]) -> str:
+    items = [(f"{one.fix}: {one.title}", one.text.splitlines(), one.cannot) for one in known]
+    lines = possible_and_not(("These can be tried:", "These cannot:"), items)
     return "\n".join(lines or ["This run has no fix to try."]) + "\n"

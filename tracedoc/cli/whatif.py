@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import format_option, json_text, to_stdout
+from tracedoc.cli.output import format_option, possible_and_not, show
 from tracedoc.cli.reading import Reading, reading_options, run_measurement
 from tracedoc.errors import ChangeError
 
@@ -46,7 +46,6 @@ def whatif(
       tracedoc whatif runs/a "faster-link by=2" feed-input
       tracedoc whatif runs/a "even-rank rank=3" -f json | jq .alone
     """
-    as_json = report_format == "json"
     from tracedoc.pipeline import Options
     from tracedoc.whatif.answer import list_changes, what_if
     from tracedoc.whatif.changes.registry import parse_request
@@ -57,31 +56,24 @@ def whatif(
     options = Options(**reading)
     run = run_measurement((path,), options).run
     if listing:
-        to_stdout(_listing(list_changes(run), as_json=as_json), "json" if as_json else "text")
+        names, listed = ("change", "parameters", "does", "not_applicable"), list_changes(run)
+        rows = [dict(zip(names, row, strict=True)) for row in listed]
+        show(rows, report_format, lambda: _listing(listed))
         return
     answer = what_if(run, requests)
-    if as_json:
-        to_stdout(json_text(answer), "json")
-    else:
-        to_stdout(answer_text(answer, many=len(run.digests) > 1))
+    show(answer, report_format, lambda: answer_text(answer, many=len(run.digests) > 1))
 
 
-def _listing(changes: list[tuple[str, str, str, str]], *, as_json: bool) -> str:
-    if as_json:
-        names = ("change", "parameters", "does", "not_applicable")
-        rows = [dict(zip(names, row, strict=True)) for row in changes]
-        return json_text(rows)
+def _listing(changes: list[tuple[str, str, str, str]]) -> str:
     from tracedoc.report.texts import one_line, plain
 
-    lines: list[str] = []
-    for title, fits in (("These can be replayed with this run:", True), ("These cannot:", False)):
-        mine = [row for row in changes if (not row[3]) == fits]
-        if mine:
-            lines += ([""] if lines else []) + [title]
-        for name, parameters, does, reason in mine:
-            lines.append(f"  {name} {parameters}".rstrip())
-            lines.append(f"      {does if fits else one_line(plain(reason))}")
-    return "\n".join(lines) + "\n"
+    items = [
+        (f"{name} {parameters}", [does], one_line(plain(reason)))
+        for name, parameters, does, reason in changes
+    ]
+    return (
+        "\n".join(possible_and_not(("These can be replayed with this run:", "These cannot:"), items)) + "\n"
+    )
 
 
 def answer_text(answer: WhatIf, *, many: bool) -> str:

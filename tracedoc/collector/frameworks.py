@@ -86,6 +86,10 @@ def _class_at(module: str, name: str) -> Any:
 
 def describe(live: Live) -> Plain:
     """Return the configuration of the training, as far as its live objects show it."""
+
+    def first(kind: str) -> Any:
+        return next(iter(live[kind]), None)
+
     parts: dict[str, Callable[[], Any]] = {
         "model": lambda: describe_model(live),
         "ddp": lambda: [describe_ddp(one) for one in live["ddp"][:MAX_OBJECTS]],
@@ -98,9 +102,9 @@ def describe(live: Live) -> Plain:
         "compile": lambda: describe_compile(live),
         "meshes": lambda: describe_meshes(live["mesh"]),
         "groups": process_groups,
-        "accelerate": lambda: describe_accelerator(live["accelerator"]),
-        "trainer": lambda: describe_trainer_arguments(live["trainer_arguments"]),
-        "lightning": lambda: describe_lightning(live["lightning_trainer"]),
+        "accelerate": lambda: attributes(first("accelerator"), *_OF_ACCELERATE),
+        "trainer": lambda: attributes(first("trainer_arguments"), *_OF_TRAINER),
+        "lightning": lambda: describe_first(live["lightning_trainer"], _OF_LIGHTNING),
     }
     return known(**{name: probe(question) for name, question in parts.items()})
 
@@ -281,59 +285,46 @@ def process_groups() -> list[Plain]:
     return found
 
 
-def describe_accelerator(accelerators: list[Any]) -> Plain:
-    """The choices of Hugging Face accelerate."""
-    for accelerator in accelerators[:1]:
-        return attributes(
-            accelerator,
-            "distributed_type",
-            "mixed_precision",
-            "gradient_accumulation_steps",
-            "num_processes",
-            "split_batches",
-            "dispatch_batches",
-            "even_batches",
-        )
-    return {}
+_OF_ACCELERATE = (
+    "distributed_type",
+    "mixed_precision",
+    "gradient_accumulation_steps",
+    "num_processes",
+    "split_batches",
+    "dispatch_batches",
+    "even_batches",
+)
+_OF_TRAINER = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "bf16",
+    "fp16",
+    "tf32",
+    "torch_compile",
+    "optim",
+    "ddp_bucket_cap_mb",
+    "ddp_find_unused_parameters",
+    "ddp_broadcast_buffers",
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "dataloader_persistent_workers",
+    "dataloader_prefetch_factor",
+    "logging_steps",
+    "logging_nan_inf_filter",
+    "group_by_length",
+    "torch_empty_cache_steps",
+)
+"""The settings of an ``Accelerator`` and of ``TrainingArguments`` that decide about speed."""
 
 
-def describe_trainer_arguments(found: list[Any]) -> Plain:
-    """Return the arguments of the Hugging Face Trainer that decide about speed."""
-    for arguments in found[:1]:
-        return attributes(
-            arguments,
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "gradient_checkpointing",
-            "bf16",
-            "fp16",
-            "tf32",
-            "torch_compile",
-            "optim",
-            "ddp_bucket_cap_mb",
-            "ddp_find_unused_parameters",
-            "ddp_broadcast_buffers",
-            "dataloader_num_workers",
-            "dataloader_pin_memory",
-            "dataloader_persistent_workers",
-            "dataloader_prefetch_factor",
-            "logging_steps",
-            "logging_nan_inf_filter",
-            "group_by_length",
-            "torch_empty_cache_steps",
-        )
-    return {}
-
-
-def describe_lightning(trainers: list[Any]) -> Plain:
-    """Return the settings of a Lightning Trainer that decide about speed."""
-    for trainer in trainers[:1]:
-        found = attributes(
-            trainer, "precision", "accumulate_grad_batches", "num_devices", "num_nodes", "world_size"
-        )
-        strategy = getattr(trainer, "strategy", None)
-        return known(**found, strategy=type(strategy).__name__ if strategy is not None else None)
-    return {}
+def describe_lightning(trainer: Any) -> Plain:
+    """The settings of a Lightning Trainer that decide about speed."""
+    found = attributes(
+        trainer, "precision", "accumulate_grad_batches", "num_devices", "num_nodes", "world_size"
+    )
+    strategy = getattr(trainer, "strategy", None)
+    return known(**found, strategy=type(strategy).__name__ if strategy is not None else None)
 
 
 def describe_loaders(live: Mapping[str, list[Any]], most: int) -> list[Plain]:

@@ -8,7 +8,8 @@ from tracedoc.comparison.compare import RunComparison
 from tracedoc.comparison.differences import FindingChange
 from tracedoc.diagnosis import BudgetLocation, Gain, RunInfo
 from tracedoc.ledger import CAUSE_WORDS
-from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.report.charts.bars import Box
+from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetTable
 from tracedoc.report.view import about_words, rates_of
 from tracedoc.report.words import gain_text
 from tracedoc.units import format_bytes, format_ms, format_percent, format_quantity, three_digits
@@ -153,7 +154,7 @@ def _bars(found: RunComparison) -> Iterator[SheetBar]:
         highest = max(highest, reached)
     scale = FULL / highest if highest > 0 else 0.0
     first = "ideal step" if found.scaling is not None else "BASE"
-    yield SheetBar(first, format_ms(fall.ideal_ms), (SheetBox("other", 0.0, fall.ideal_ms * scale),))
+    yield SheetBar(first, format_ms(fall.ideal_ms), (Box("other", 0.0, fall.ideal_ms * scale),))
     reached = fall.ideal_ms
     least = _LEAST_PART * highest
     for part in fall.parts:
@@ -162,9 +163,9 @@ def _bars(found: RunComparison) -> Iterator[SheetBar]:
             continue
         key = "shorter" if part.change_ms < 0 else "longer"
         left = max(min(before, reached), 0.0) * scale
-        box = SheetBox(key, left, abs(part.change_ms) * scale, part.evidence)
+        box = Box(key, left, abs(part.change_ms) * scale, part.evidence)
         yield SheetBar(part.label, signed(part.change_ms), (box,))
-    yield SheetBar("HEAD", format_ms(fall.measured_ms), (SheetBox("other", 0.0, fall.measured_ms * scale),))
+    yield SheetBar("HEAD", format_ms(fall.measured_ms), (Box("other", 0.0, fall.measured_ms * scale),))
 
 
 def _parts(found: RunComparison) -> SheetTable:

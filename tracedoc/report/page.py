@@ -23,16 +23,18 @@ from tracedoc.report.charts.bars import (
     by_cause,
     columns_of,
     gain_bar,
-    plan_rows,
+    range_of,
     rank_rows,
     steps_of_ranks,
 )
 from tracedoc.report.charts.detail_tables import (
+    by_category,
     collective_table,
     grouped_values,
     host_tables,
-    kernel_groups,
+    lost_words,
     phase_table,
+    short_name,
     step_words,
     unchecked,
     unit_table,
@@ -61,6 +63,7 @@ from tracedoc.units import (
     format_percent,
     format_quantity,
     format_ranges,
+    format_step_change,
 )
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -105,7 +108,6 @@ def render_html(view: View) -> str:
     devices = {report.device for report in diagnosis.ranks}
     parts = tuple(by_cause(view.segments, diagnosis.budget, diagnosis.run.device)) if diagnosis.budget else ()
     drawing = contain("the timeline", lambda: draw(diagnosis, view.findings), None)
-    step_ms = diagnosis.today_ms or 0.0
     detail = diagnosis.detail
     shown: dict[str, Any] = {
         "view": view,
@@ -126,12 +128,7 @@ def render_html(view: View) -> str:
         "steps": contain("the steps", lambda: steps_of_ranks(diagnosis), ()),
         "drawing": drawing,
         "place": contain("the place to look", lambda: place_to_look(view), ""),
-        "plan": contain(
-            "the plan",
-            lambda: tuple(plan_rows(diagnosis.plan)) if len(diagnosis.plan) + len(view.unplanned) > 1 else (),
-            (),
-        ),
-        "in_turn": IN_TURN,
+        "plan": diagnosis.plan if len(diagnosis.plan) + len(view.unplanned) > 1 else (),
         "causes": contain("what costs the step", lambda: tuple(_causes(view)), ()),
         "data": _data(diagnosis),
         "script": _script()[0],
@@ -143,20 +140,10 @@ def render_html(view: View) -> str:
         "transfers": contain("the chart of transfers", lambda: scatter(detail.transfers), None),
         "memory": contain("the chart of memory", lambda: memory_chart(detail.memory, diagnosis.ranks), None),
         "units": contain("the chart of units", lambda: unit_chart(detail.unit_timeline), None),
-        "kernels": contain("the kernels", lambda: kernel_groups(detail.kernels), ()),
+        "kernels": contain("the kernels", lambda: by_category(detail.kernels), ()),
         "jitter": contain("the steps", lambda: step_words(diagnosis), ""),
         "unchecked": contain("what could not be checked", lambda: tuple(unchecked(diagnosis.verdicts)), ()),
-        "gain_bars": {
-            item.number: gain_bar(item.finding.gain, step_ms, item.fixes[0].predicted if item.fixes else None)
-            for item in view.findings
-        },
-        "facts": [
-            (name, record, _fact_text(record), grouped_values(record))
-            for name, record in diagnosis.facts.items()
-        ],
-        "outcome_words": {
-            outcome: outcome.replace("_", " ") for outcome in {v.outcome for v in diagnosis.verdicts}
-        },
+        "facts": diagnosis.facts,
         "unit_table": contain("the table of units", lambda: unit_table(detail.units), None),
         "failed": failures.limits,
     }
@@ -202,10 +189,21 @@ def _template(name: str) -> Template:
         budget=budget_words,
         predicted=predicted_words,
         unbroken=_unbroken,
+        step_change=format_step_change,
+        kernel=short_name,
+        lost=lost_words,
+        share=lambda ms, total: format_percent(ms / total) if total > 0 else "",
+        fact=_fact_text,
+        grouped=grouped_values,
     )
-    environment.globals["part"] = _part
-    environment.globals["is_link"] = _is_link
-    environment.globals["findings_note"] = FINDINGS_NOTE
+    environment.globals |= {
+        "part": _part,
+        "is_link": _is_link,
+        "findings_note": FINDINGS_NOTE,
+        "in_turn": IN_TURN,
+        "gain_bar": gain_bar,
+        "range_of": range_of,
+    }
     return environment.get_template(name)
 
 

@@ -8,8 +8,9 @@ from pathlib import PurePath
 from tracedoc.comparison.series import Extrapolation, History, HistoryRun, Point, Series
 from tracedoc.diagnosis import BUDGET_PARTS
 from tracedoc.ledger import CAUSE_WORDS
+from tracedoc.report.charts.bars import Box
 from tracedoc.report.comparison_sheet import comparison_sheet, fixed_words, percent_change
-from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetTable
 from tracedoc.report.view import tried_words
 from tracedoc.units import format_ms, format_percent, three_digits
 
@@ -120,14 +121,14 @@ def _reasons(beyond: tuple[Extrapolation, ...]) -> Iterator[tuple[str, tuple[str
 def _efficiency_bars(found: Series) -> Iterator[SheetBar]:
     most = max(1.0, *(point.efficiency for point in found.points))
     for point in found.points:
-        box = SheetBox("compute", 0.0, FULL * point.efficiency / most)
+        box = Box("compute", 0.0, FULL * point.efficiency / most)
         gpus = f"{point.gpus} {'GPU' if point.gpus == 1 else 'GPUs'}"
         yield SheetBar(gpus, format_percent(point.efficiency), (box,))
     for one in found.beyond:
         if one.efficiency is not None:
             low, likely, high = (min(share / most, 1.0) * FULL for share in one.efficiency)
             value = f"about {format_percent(one.efficiency[1])}"
-            box = SheetBox("predicted", 0.0, likely)
+            box = Box("predicted", 0.0, likely)
             yield SheetBar(f"{one.gpus} GPUs, predicted", value, (box,), (low, high))
 
 
@@ -221,7 +222,7 @@ def _step_bars(found: History) -> Iterator[SheetBar]:
         for key, ms in run.parts_ms.items():
             width = FULL * max(ms, 0.0) / longest
             if width > 0:
-                boxes.append(SheetBox(key, x, width, f"{HISTORY_PARTS[key]} {format_ms(ms)}"))
+                boxes.append(Box(key, x, width, f"{HISTORY_PARTS[key]} {format_ms(ms)}"))
             x += width
         gains = [one.predicted_ms for one in run.fixed if one.predicted_ms is not None]
         span = None

@@ -7,6 +7,7 @@ from textwrap import fill
 
 import msgspec
 
+from tracedoc.report.charts.bars import Box
 from tracedoc.report.markdown import comment, fold, safe
 from tracedoc.report.texts import one_line, plain
 
@@ -16,21 +17,12 @@ FULL = 1000.0
 """The length of the longest bar."""
 
 
-class SheetBox(msgspec.Struct, frozen=True):
-    """A stretch of a bar, from ``x`` for ``width`` in thousandths; ``key`` is the class of its colour."""
-
-    key: str
-    x: float
-    width: float
-    words: str = ""
-
-
 class SheetBar(msgspec.Struct, frozen=True):
     """A labelled bar with its value in words; ``range`` is a stretch that is predicted, in thousandths."""
 
     label: str
     value: str
-    boxes: tuple[SheetBox, ...]
+    boxes: tuple[Box, ...]
     range: tuple[float, float] | None = None
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from tracedoc.collector.trial.changes import CannotError, read_change
 from tracedoc.predicted import NOT_MADE, Trials, Tried
-from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetBox, SheetTable
+from tracedoc.report.charts.bars import Box
+from tracedoc.report.sheet import FULL, Row, Sheet, SheetBar, SheetTable
 from tracedoc.units import format_bytes, format_ms, three_digits
 
 
@@ -92,7 +93,7 @@ def _bars(found: Trials) -> Iterator[SheetBar]:
     yield SheetBar(
         "as it is",
         format_ms(first.before_ms),
-        (SheetBox("idle", 0.0, FULL * first.before_ms / longest),),
+        (Box("idle", 0.0, FULL * first.before_ms / longest),),
     )
     for one in found.tried:
         if one.after_ms is None or one.before_ms is None or one.verdict == NOT_MADE:
@@ -101,5 +102,5 @@ def _bars(found: Trials) -> Iterator[SheetBar]:
         if one.predicted_ms is not None:
             low, high = (max(one.before_ms - gain, 0.0) for gain in reversed(one.predicted_ms))
             span = (FULL * low / longest, FULL * high / longest)
-        box = SheetBox("compute", 0.0, FULL * one.after_ms / longest)
+        box = Box("compute", 0.0, FULL * one.after_ms / longest)
         yield SheetBar(one.title, format_ms(one.after_ms), (box,), span)

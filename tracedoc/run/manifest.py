@@ -17,7 +17,15 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from tracedoc.errors import InputError
-from tracedoc.run.untrusted import MissingError, UnusableError, plain_json, read_bounded
+from tracedoc.run.untrusted import (
+    MissingError,
+    UnusableError,
+    entries_at,
+    entry_at,
+    plain_json,
+    read_bounded,
+    value_at,
+)
 
 MANIFEST_NAME = "manifest.json"
 MANIFEST_SCHEMA = 1
@@ -148,8 +156,7 @@ def _manifest(content: Part, path: str) -> Manifest:
     listed: list[ManifestRank] = []
     silent: list[ManifestRank] = []
     folder = str(Path(path).parent)
-    ranks = content.get("ranks")
-    for rank, entry in ranks.items() if isinstance(ranks, dict) else ():
+    for rank, entry in entry_at(content, "ranks").items():
         # Longer numbers than any job has ranks are damage.
         if not rank.isdecimal() or not rank.isascii() or len(rank) > 6 or not isinstance(entry, dict):
             continue
@@ -157,22 +164,18 @@ def _manifest(content: Part, path: str) -> Manifest:
             listed.append(_rank(int(rank), entry, folder))
         elif "file" in entry or "state" in entry:
             silent.append(_rank(int(rank), entry, folder))
-    nodes = content.get("nodes")
     return Manifest(
         path=path,
         ranks=tuple(sorted(listed, key=lambda entry: entry.rank)),
         run=_text(content, "run"),
         state=_text(content, "state"),
         silent=tuple(sorted(silent, key=lambda entry: entry.rank)),
-        nodes=tuple(node for node in nodes if isinstance(node, dict)) if isinstance(nodes, list) else (),
+        nodes=tuple(entries_at(content, "nodes")),
     )
 
 
 def _rank(rank: int, entry: Part, folder: str) -> ManifestRank:
-    times = entry.get("step_ms")
-    times = times if isinstance(times, dict) else {}
-    steps = entry.get("steps")
-    steps = steps if isinstance(steps, dict) else {}
+    times, steps = entry_at(entry, "step_ms"), entry_at(entry, "steps")
     return ManifestRank(
         rank=rank,
         file=_text(entry, "file"),
@@ -180,34 +183,25 @@ def _rank(rank: int, entry: Part, folder: str) -> ManifestRank:
         state=_text(entry, "state"),
         reason=_text(entry, "reason"),
         level=_text(entry, "level"),
-        before=_step_time(times.get("before")),
-        during=_step_time(times.get("during")),
-        after=_step_time(times.get("after")),
-        steps_first=_count(steps, "first"),
-        steps_recorded=_count(steps, "recorded"),
-        steps_total=_count(steps, "total"),
+        before=_step_time(entry_at(times, "before")),
+        during=_step_time(entry_at(times, "during")),
+        after=_step_time(entry_at(times, "after")),
+        steps_first=value_at(steps, "first", int) or 0,
+        steps_recorded=value_at(steps, "recorded", int) or 0,
+        steps_total=value_at(steps, "total", int) or 0,
         folder=folder,
         part=entry,
     )
 
 
-def _step_time(entry: object) -> StepTime | None:
-    if not isinstance(entry, dict):
-        return None
-    median, steps = entry.get("median_ms"), entry.get("steps")
-    if not isinstance(median, int | float) or not isinstance(steps, int) or steps < 1 or median < 0:
-        return None
-    return StepTime(float(median), steps)
-
-
-def _count(entry: Part, key: str) -> int:
-    value = entry.get(key)
-    return value if isinstance(value, int) and value >= 0 else 0
+def _step_time(entry: Part) -> StepTime | None:
+    median, steps = entry.get("median_ms"), value_at(entry, "steps", int)
+    known = isinstance(median, int | float) and median >= 0
+    return StepTime(float(median), steps) if known and steps else None  # type: ignore[arg-type]
 
 
 def _text(entry: Part, key: str) -> str:
-    value = entry.get(key)
-    return value if isinstance(value, str) else ""
+    return value_at(entry, key, str) or ""
 
 
 # Writing.
@@ -217,11 +211,16 @@ _writings = itertools.count()
 
 
 def write_json(path: Path, content: Part) -> None:
-    """Write a JSON file so that a reader sees the old one or the new one, never half of it."""
+    """Write a JSON file as :func:`replace_file` does."""
+    replace_file(path, json.dumps(content, indent=1, default=str).encode())
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that a reader sees the old one or the new one, never half of it."""
     # A signal handler may write in the middle of another writing, so each has a file of its own.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{next(_writings)}")
     try:
-        temporary.write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
+        temporary.write_bytes(content)
         os.replace(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -272,9 +271,13 @@ def merge_parts(parts: Iterable[Part]) -> dict[str, object]:
     Of a job that was restarted, one attempt counts for all ranks, since other attempts recorded other
     steps: the one with most complete ranks, of equals the latest.
     """
-    ranks = [part for part in parts if part.get("part") == "rank" and _is_rank(part.get("rank"))]
+    ranks = [part for part in parts if part.get("part") == "rank" and value_at(part, "rank", int) is not None]
     nodes = [part for part in parts if part.get("part") == "node"]
-    exits = {(part.get("host"), part.get("pid")): part for part in parts if _is_exit(part)}
+    exits: dict[tuple[object, object], Part] = {
+        (part.get("host"), pid): part
+        for part in parts
+        if part.get("part") == "exit" and (pid := value_at(part, "pid", int)) is not None
+    }
     attempt = best_attempt(ranks)
     chosen = {str(part["rank"]): part for part in ranks if _attempt(part) == attempt}
     ended = bool(nodes) and all(node.get("ended") for node in nodes)
@@ -290,10 +293,6 @@ def merge_parts(parts: Iterable[Part]) -> dict[str, object]:
     }
 
 
-def _is_rank(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 def best_attempt(ranks: Sequence[Part]) -> int:
     """Return the restart whose captures count: most complete ranks, then most traces, then the latest."""
     worth: dict[int, list[int]] = {}
@@ -305,14 +304,7 @@ def best_attempt(ranks: Sequence[Part]) -> int:
 
 
 def _attempt(part: Part) -> int:
-    restart = part.get("restart", 0)
-    return restart if isinstance(restart, int) else 0
-
-
-def _is_exit(part: Part) -> bool:
-    return (
-        part.get("part") == "exit" and isinstance(part.get("host"), str) and isinstance(part.get("pid"), int)
-    )
+    return value_at(part, "restart", int) or 0
 
 
 def _settled(part: Part, ended: bool, exits: Mapping[tuple[object, object], Part]) -> dict[str, object]:
@@ -321,7 +313,7 @@ def _settled(part: Part, ended: bool, exits: Mapping[tuple[object, object], Part
     ``exits`` are the parts in which launchers say how processes ended, by host and process number.
     """
     entry = {key: value for key, value in part.items() if key not in ("schema", "part")}
-    place = (_text(part, "host"), part["pid"] if isinstance(part.get("pid"), int) else None)
+    place = (_text(part, "host"), value_at(part, "pid", int))
     if place in exits:
         entry["exit_code"] = exits[place].get("exit_code")
         entry["exited_ns"] = exits[place].get("exited_ns")

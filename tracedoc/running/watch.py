@@ -5,8 +5,6 @@ A log is read from where the last look ended. Steps in which the collector recor
 
 from __future__ import annotations
 
-import contextlib
-import os
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+from tracedoc.run.manifest import replace_file
 from tracedoc.run.steplog import (
     BEGINS,
     CAPACITY,
@@ -298,11 +297,4 @@ def write_metrics(job: JobWatch, run: str, path: Path) -> None:
         lines += [f"# HELP tracedoc_{name} {words}", f"# TYPE tracedoc_{name} {kind}"]
         for rank, one in job.ranks.items():
             lines.append(f'tracedoc_{name}{{run="{label}",rank="{rank}"}} {value(one):.14g}')
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        part.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        os.replace(part, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise
+    replace_file(path, ("\n".join(lines) + "\n").encode())

@@ -20,7 +20,7 @@ from tracedoc.collector.trial.rank import FAILED, MADE, SAME, outcome_file
 from tracedoc.errors import TracedocError
 from tracedoc.run.manifest import COMPLETE, Part, read_parts
 from tracedoc.run.steplog import STEP, read_step_log
-from tracedoc.run.untrusted import UnusableError
+from tracedoc.run.untrusted import UnusableError, entry_at, value_at
 
 LEAST_SILENCE_S = 120.0
 """A job that makes no step for so long hangs, and later for ten times as long as it was silent as it is."""
@@ -199,7 +199,7 @@ def _what_it_showed(scratch: Path, job: Job, changes: Sequence[Change], code: in
         losses={rank: _lists(part.get("losses")) for rank, part in parts.items()},
         squared_norms=_norms(parts),
         memory_bytes=max(filter(None, map(_peak, parts.values())), default=None),
-        on_cpu=not any("total_bytes" in _mapping(part, "memory") for part in parts.values()),
+        on_cpu=not any("total_bytes" in entry_at(part, "memory") for part in parts.values()),
     )
 
 
@@ -215,7 +215,7 @@ def _why(scratch: Path, parts: Mapping[int, Part], code: int, timed: int) -> str
     if code:
         said = own[-1] if own else next((line.strip() for line in reversed(lines) if line.strip()), "no word")
         return f"exit code {code}: {said}"[:400]
-    steps = max((int(_mapping(part, "steps").get("total", 0)) for part in parts.values()), default=0)
+    steps = max((value_at(entry_at(part, "steps"), "total", int) or 0 for part in parts.values()), default=0)
     if not parts:
         return "no rank reached an optimizer step"
     return f"the script ended after {steps} steps, {timed} of them timed"
@@ -252,14 +252,9 @@ def _lists(value: object) -> list[list[float | None]]:
     return [one for one in value if isinstance(one, list)] if isinstance(value, list) else []
 
 
-def _mapping(part: Part, name: str) -> Mapping[str, int]:
-    value = part.get(name)
-    return value if isinstance(value, dict) else {}
-
-
 def _peak(part: Part) -> int | None:
-    memory = _mapping(part, "memory")
-    return memory.get("peak_reserved_bytes", memory.get("host_peak_bytes"))
+    memory = entry_at(part, "memory")
+    return value_at(memory, "peak_reserved_bytes", int) or value_at(memory, "host_peak_bytes", int)
 
 
 # The end of a run.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from tracedoc.collector.probe import loaded, probe
 from tracedoc.run.flight import FLIGHT_SUFFIX, STACK_SUFFIX
+from tracedoc.run.manifest import replace_file
 
 _RECORDERS = (("_dump_fr_trace", FLIGHT_SUFFIX), ("_dump_nccl_trace", f".nccl{FLIGHT_SUFFIX}"))
 """The recorders of a process, and what the names of their dumps end with."""
@@ -25,8 +25,8 @@ def write_dumps(folder: Path, stem: str, stack: Sequence[str] = ()) -> None:
         content = probe(lambda name=name: getattr(c10d, name)(True, True, False))
         if isinstance(content, bytes) and content:
             target = folder / (stem + suffix)
-            probe(_write, target, content)
-            probe(_write, target.with_name(target.name + STACK_SUFFIX), "\n".join(stack).encode())
+            probe(replace_file, target, content)
+            probe(replace_file, target.with_name(target.name + STACK_SUFFIX), "\n".join(stack).encode())
 
 
 def remove_dumps(folder: Path, stem: str) -> None:
@@ -35,9 +35,3 @@ def remove_dumps(folder: Path, stem: str) -> None:
         for name in (stem + suffix, stem + suffix + STACK_SUFFIX):
             with contextlib.suppress(OSError):
                 (folder / name).unlink()
-
-
-def _write(target: Path, content: bytes) -> None:
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    part.write_bytes(content)
-    os.replace(part, target)

@@ -7,19 +7,23 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from tracedoc.diagnosis import BUDGET_PARTS, BudgetParts, Diagnosis, Gain, RankReport, StepBudget
-from tracedoc.predicted import PlanStep, Predicted
+from tracedoc.predicted import Predicted
 from tracedoc.report.charts.over_time import TimeScale
 from tracedoc.report.split import Segment, segments
 from tracedoc.report.words import states_of
-from tracedoc.units import format_ms, format_percent, format_step_change
+from tracedoc.units import format_ms, format_percent
 
 
 class Box(msgspec.Struct, frozen=True):
-    """A part of a bar; x and width in thousandths of the longest bar."""
+    """A stretch of a bar, from ``x`` for ``width`` in thousandths of the longest one.
+
+    ``key`` is the class of its colour.
+    """
 
     key: str
     x: float
     width: float
+    words: str = ""
 
 
 class Bar(msgspec.Struct, frozen=True):
@@ -36,15 +40,6 @@ class RangeBar(msgspec.Struct, frozen=True):
 
     solid: float
     range: float
-
-
-class PlanRow(msgspec.Struct, frozen=True):
-    """A fix of the plan with the step before any, the bar of the step with it, and both in words."""
-
-    title: str
-    now: str
-    bar: RangeBar
-    change: str
 
 
 def bar(label: str, parts: Iterable[Segment], longest_ms: float) -> Bar:
@@ -74,30 +69,20 @@ def by_cause(parts: Sequence[Segment], budget: BudgetParts, device: str | None) 
             yield Segment("idle", "idle", rest, rest / budget.step_ms)
 
 
-def plan_rows(plan: Sequence[PlanStep]) -> Iterator[PlanRow]:
-    """Yield the fixes of a plan, each on top of those before it."""
-    for one in plan:
-        yield PlanRow(
-            one.title,
-            format_ms(one.replay_of_step_ms),
-            _range(one.replay_of_step_ms, one.step_ms[0], one.step_ms[2]),
-            format_step_change(one.replay_of_step_ms, one.step_ms),
-        )
-
-
 def gain_bar(gain: Gain | None, step_ms: float, fix: Predicted | None = None) -> RangeBar | None:
     """What is saved of the step, by a fix that was played if there is one; ``None`` for nothing.
 
     A gain of the mean step is a part of that.
     """
     if fix is not None and fix.helps:
-        return _range(fix.before_ms, fix.gain_ms[0], fix.gain_ms[2])
+        return range_of(fix.before_ms, fix.gain_ms[0], fix.gain_ms[2])
     if gain is None or gain.high_ms <= 0 or step_ms <= 0:
         return None
-    return _range(gain.mean_step_ms or step_ms, gain.low_ms, gain.high_ms)
+    return range_of(gain.mean_step_ms or step_ms, gain.low_ms, gain.high_ms)
 
 
-def _range(step_ms: float, low_ms: float, high_ms: float) -> RangeBar:
+def range_of(step_ms: float, low_ms: float, high_ms: float) -> RangeBar:
+    """From one time to another, in percent of a step."""
     low, high = (min(100.0, max(0.0, TimeScale(step_ms).percent(ms))) for ms in (low_ms, high_ms))
     return RangeBar(round(low, 2), round(max(0.0, high - low), 2))
 

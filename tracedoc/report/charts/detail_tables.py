@@ -265,18 +265,18 @@ def kernel_table(rows: Sequence[KernelRow]) -> Table | None:
         ("Category", False, lambda row: one_line(row.category)),
         ("Calls", True, lambda row: str(row.calls)),
         ("Time", True, lambda row: format_ms(row.time_ms)),
-        ("Share", True, lambda row: _share(row.time_ms, total)),
+        ("Share", True, lambda row: format_percent(row.time_ms / total) if total > 0 else ""),
     ]
     if any(row.lost_ms is not None for row in rows):
         columns += [
             ("TFLOP/s", True, lambda row: "" if row.tflops is None else three_digits(row.tflops)),
             ("GB/s", True, lambda row: "" if row.gbps is None else three_digits(row.gbps)),
-            ("Lost", True, _lost),
+            ("Lost", True, lost_words),
         ]
     return _table("Shares are of the time of all kernels", columns, sorted(rows, key=_by_loss))
 
 
-def _lost(row: KernelRow) -> str:
+def lost_words(row: KernelRow) -> str:
     """What kernels lose, "" where that is not known; results of older versions have one number."""
     if row.lost_ms is None:
         return ""
@@ -289,70 +289,17 @@ def _by_loss(row: KernelRow) -> tuple[float, float]:
     return -(row.lost_most_ms or row.lost_ms or 0.0), -row.time_ms
 
 
-class NamedKernel(msgspec.Struct, frozen=True):
-    """One kernel: its short name, its full one, its calls, time and share of all listed kernels.
+def by_category(rows: Sequence[KernelRow]) -> tuple[tuple[str, list[KernelRow]], ...]:
+    """The kernels of each category, those that lose most first; the categories in the same order."""
+    found: dict[str, list[KernelRow]] = {}
+    for row in sorted(rows, key=_by_loss):
+        found.setdefault(row.category, []).append(row)
 
-    ``lost`` is what it takes beyond what its work takes at what the device reaches; "" where that is not
-    known.
-    """
+    def together(item: tuple[str, list[KernelRow]]) -> tuple[float, float]:
+        lost, taken = zip(*map(_by_loss, item[1]), strict=True)
+        return sum(lost), sum(taken)
 
-    short: str
-    name: str
-    calls: int
-    time: str
-    share: str
-    lost: str
-
-
-class KernelGroup(msgspec.Struct, frozen=True):
-    """All listed kernels of a category, those that lose most first; ``percent`` is the share as a number."""
-
-    category: str
-    calls: int
-    time: str
-    share: str
-    percent: float
-    kernels: tuple[NamedKernel, ...]
-
-
-def kernel_groups(rows: Sequence[KernelRow]) -> tuple[KernelGroup, ...]:
-    """Return the categories of the kernels, those that lose most first, then those with most time.
-
-    Shares are of the summed time of all rows, communication with them.
-    """
-    total = sum(row.time_ms for row in rows)
-    by_category: dict[str, list[KernelRow]] = {}
-    for row in rows:
-        by_category.setdefault(row.category, []).append(row)
-    groups = []
-    for category, mine in sorted(by_category.items(), key=lambda item: _category_by_loss(item[1])):
-        time_ms = sum(row.time_ms for row in mine)
-        groups.append(
-            KernelGroup(
-                category,
-                sum(row.calls for row in mine),
-                format_ms(time_ms),
-                _share(time_ms, total),
-                round(100.0 * time_ms / total, 2) if total > 0 else 0.0,
-                tuple(
-                    NamedKernel(
-                        short_name(row.name),
-                        row.name,
-                        row.calls,
-                        format_ms(row.time_ms),
-                        _share(row.time_ms, total),
-                        _lost(row),
-                    )
-                    for row in sorted(mine, key=_by_loss)
-                ),
-            )
-        )
-    return tuple(groups)
-
-
-def _category_by_loss(rows: Sequence[KernelRow]) -> tuple[float, float]:
-    """The same for all kernels of a category."""
-    return -sum(row.lost_most_ms or row.lost_ms or 0.0 for row in rows), -sum(row.time_ms for row in rows)
+    return tuple(sorted(found.items(), key=together))
 
 
 def short_name(name: str) -> str:
@@ -368,7 +315,3 @@ def short_name(name: str) -> str:
     if applied and applied != short:
         short = f"{short}<{applied}>"
     return short if len(short) <= MOST_LETTERS else f"{short[: MOST_LETTERS - 1]}…"
-
-
-def _share(time_ms: float, total_ms: float) -> str:
-    return format_percent(time_ms / total_ms) if total_ms > 0 else ""
