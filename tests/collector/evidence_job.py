@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tracedoc.collector import evidence
+from tracedoc.collector.evidence import Evidence
 
 BLOCKS = 4
 
@@ -94,14 +94,14 @@ def main(kind, folder, steps):
         optimizer.step()
         optimizer.zero_grad()
         if step == 0:
-            facts |= evidence.on_start(config)
+            evidence = Evidence(config)
+            facts |= evidence.on_start()
             facts |= evidence.on_first_step(optimizer)
-            tell_step = evidence.on_step()
         if step == 3:
             facts |= evidence.on_window_start()
         if step == 6:
             facts |= evidence.on_window_end()
-        tell_step(time.perf_counter_ns())
+        evidence.step(time.perf_counter_ns())
         if kind == "killed" and step == steps - 2:
             os.kill(os.getpid(), 9)
     facts |= evidence.on_exit()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tracedoc.collector import evidence, loading
+from tracedoc.collector import loading
+from tracedoc.collector.evidence import Evidence
 from tracedoc.collector.loading import LoaderWatch, awaited, count_tokens, read_worker
 
 torch = pytest.importorskip("torch", reason="watches DataLoaders of torch")
@@ -65,9 +66,9 @@ def test_a_loader_of_another_make_stays_as_it_is(monkeypatch: pytest.MonkeyPatch
     home = data.dataloader
     usual = home._BaseDataLoaderIter.__next__
     monkeypatch.delattr(home._BaseDataLoaderIter, "_next_index")
-    monkeypatch.setitem(evidence._watches, os.getpid(), SimpleNamespace(loader=LoaderWatch(), device=None))
+    rank: Any = SimpleNamespace(loader=LoaderWatch(), device=None)
     optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)])
-    assert "framework" in evidence.on_first_step(optimizer)
+    assert "framework" in Evidence.on_first_step(rank, optimizer)
     assert home._BaseDataLoaderIter.__next__ is usual
 
 

@@ -179,8 +179,17 @@ class CollectionWatch:
 Facts = dict[str, object]
 
 
-class _Watch:
-    """What one rank keeps between the calls of the hook."""
+def _ignore(*record: int) -> None:
+    """Take the place of a log that could not be opened."""
+
+
+class Evidence:
+    """What one rank reads at the points of its run, and keeps between them.
+
+    ``config`` holds the fields of :class:`tracedoc.collector.options.Options`, and of this rank ``rank``,
+    ``local_rank``, ``world_size``, ``restart``, ``folder`` (the run directory) and ``stem`` (the name that
+    its files begin with, as ``rank-3``).
+    """
 
     def __init__(self, config: Mapping[str, object]) -> None:
         self.folder = Path(str(config.get("folder", ".")))
@@ -229,147 +238,99 @@ class _Watch:
         else:
             write_dumps(self.folder, self.stem, stack)
 
+    def on_start(self) -> Facts:
+        """What is known when a process turns out to be a rank: at its first optimizer step."""
+        self.collections.begin()
+        self.samples.begin()
+        self.host.begin()
+        return known(
+            environment=describe_environment(),
+            infiniband=probe(link_rates),
+            step_log=f"{self.stem}.steps" if self.log is not None else None,
+        )
 
-def _ignore(*record: int) -> None:
-    """Take the place of a log that could not be opened."""
+    def on_first_step(self, live: object) -> Facts:
+        """What the live objects show, right after the first step; ``live`` is an optimizer or an engine.
 
+        Modules and loaders are found with ``gc``.
+        """
+        # Of a loader that works in another way nothing is known; the rest is.
+        probe(self.loader.begin)
+        self.device = probe(open_device)
+        return known(
+            framework=describe(find_live()),
+            device=probe(describe_device, *self.device) if self.device else None,
+        )
 
-_watches: dict[int, _Watch] = {}
-"""The watch of this process, by its id: a fork has none."""
-
-
-def _watch() -> _Watch | None:
-    return _watches.get(os.getpid())
-
-
-def on_start(config: Mapping[str, object]) -> Facts:
-    """What is known when a process turns out to be a rank: at its first optimizer step.
-
-    ``config`` holds the fields of :class:`tracedoc.collector.options.Options`, and of this rank ``rank``,
-    ``local_rank``, ``world_size``, ``restart``, ``folder`` (the run directory) and ``stem`` (the name that
-    its files begin with, as ``rank-3``).
-    """
-    watch = _Watch(config)
-    _watches[os.getpid()] = watch
-    watch.collections.begin()
-    watch.samples.begin()
-    watch.host.begin()
-    return known(
-        environment=describe_environment(),
-        infiniband=probe(link_rates),
-        step_log=f"{watch.stem}.steps" if watch.log is not None else None,
-    )
-
-
-def on_first_step(live: object) -> Facts:
-    """What the live objects show, right after the first step; ``live`` is what steps.
-
-    That is a ``torch.optim.Optimizer`` or a ``DeepSpeedEngine``. Modules and loaders are found with ``gc``.
-    """
-    watch = _watch()
-    if watch is None:
+    def on_window_start(self) -> Facts:
+        """Begin what is watched during the captured steps; called just before the profiler starts."""
+        if self.log is not None:
+            self.log.window(BEGINS)
+        self.samples.skip(captured=True)
+        self.memory = describe_memory()
+        self.counters = read_counters()
+        self.loader.open()
+        self.threads.open()
+        self.armed, self.core_wait = True, None
+        if self.device is not None:
+            self.sampler = DeviceSampler(*self.device)
+            self.sampler.begin()
         return {}
-    # Of a loader that works in another way nothing is known; the rest is.
-    probe(watch.loader.begin)
-    watch.device = probe(open_device)
-    return known(
-        framework=describe(find_live()),
-        device=probe(describe_device, *watch.device) if watch.device else None,
-    )
 
+    def on_window_end(self) -> Facts:
+        """What was seen during the captured steps; called just after the profiler stopped.
 
-def on_window_start() -> Facts:
-    """Begin what is watched during the captured steps; called just before the profiler starts."""
-    watch = _watch()
-    if watch is None:
+        It may run on another thread than the one that trains, after a signal or in a job that hangs.
+        """
+        window = known(
+            counters=difference(self.counters, read_counters()),
+            clocks=probe(self.sampler.end) if self.sampler is not None else None,
+            training_thread=self.core_wait.describe() if self.core_wait is not None else None,
+            memory_before=self.memory,
+            loader=probe(self.loader.close),
+            threads=probe(self.threads.close),
+            pcie=probe(describe_pcie, *self.device) if self.device else None,
+        )
+        self.armed, self.core_wait = False, None
+        if self.log is not None:
+            self.log.window(ENDS)
+        self.samples.skip()
+        return {"window": window, **self._so_far()}
+
+    def on_source_step(self, ends: bool) -> Facts:
+        """Note that the step with Python stacks begins or ends: its length is not that of the job's steps."""
+        self.samples.skip()
+        if self.log is not None:
+            self.log.window(ENDS if ends else BEGINS)
         return {}
-    if watch.log is not None:
-        watch.log.window(BEGINS)
-    watch.samples.skip(captured=True)
-    watch.memory = describe_memory()
-    watch.counters = read_counters()
-    watch.loader.open()
-    watch.threads.open()
-    watch.armed, watch.core_wait = True, None
-    if watch.device is not None:
-        watch.sampler = DeviceSampler(*watch.device)
-        watch.sampler.begin()
-    return {}
 
-
-def on_window_end() -> Facts:
-    """What was seen during the captured steps; called just after the profiler stopped.
-
-    It may run on another thread than the one that trains, after a signal or in a job that hangs.
-    """
-    watch = _watch()
-    if watch is None:
+    def on_written(self) -> Facts:
+        """Note that what was recorded is in its file: from the next step on nothing runs beside the job."""
+        if self.log is not None:
+            self.log.window(WRITTEN)
         return {}
-    window = known(
-        counters=difference(watch.counters, read_counters()),
-        clocks=probe(watch.sampler.end) if watch.sampler is not None else None,
-        training_thread=watch.core_wait.describe() if watch.core_wait is not None else None,
-        memory_before=watch.memory,
-        loader=probe(watch.loader.close),
-        threads=probe(watch.threads.close),
-        pcie=probe(describe_pcie, *watch.device) if watch.device else None,
-    )
-    watch.armed, watch.core_wait = False, None
-    if watch.log is not None:
-        watch.log.window(ENDS)
-    watch.samples.skip()
-    return {"window": window, **_so_far(watch)}
 
+    def on_exit(self) -> Facts:
+        """What is known when the process ends in order; not called on a signal or a crash."""
+        self.collections.end()
+        self.samples.end()
+        self.loader.end()
+        self.schedule.close()
+        if self.log is not None:
+            self.log.close()
+        return self._so_far()
 
-def on_source_step(*, ends: bool) -> Facts:
-    """Note that the step with Python stacks begins or ends: its length is not that of the job's steps."""
-    watch = _watch()
-    if watch is not None:
-        watch.samples.skip()
-        if watch.log is not None:
-            watch.log.window(ENDS if ends else BEGINS)
-    return {}
-
-
-def on_written() -> Facts:
-    """Note that what was recorded is in its file: from the next step on nothing runs beside the job."""
-    watch = _watch()
-    if watch is not None and watch.log is not None:
-        watch.log.window(WRITTEN)
-    return {}
-
-
-def on_step() -> Callable[[int], None] | None:
-    """Return what is to be called after every optimizer step, with its end by ``time.perf_counter_ns``."""
-    watch = _watch()
-    return watch.step if watch is not None else None
-
-
-def on_exit() -> Facts:
-    """What is known when the process ends in order; not called on a signal or a crash."""
-    watch = _watch()
-    if watch is None:
-        return {}
-    watch.collections.end()
-    watch.samples.end()
-    watch.loader.end()
-    watch.schedule.close()
-    if watch.log is not None:
-        watch.log.close()
-    return _so_far(watch)
-
-
-def _so_far(watch: _Watch) -> Facts:
-    # Another thread than the training's runs this only where the job hangs or ends: CUDA may not answer.
-    training = threading.get_ident() == watch.thread
-    return known(
-        memory=describe_memory() if training else None,
-        compile=probe(describe_compile, {}),
-        collections=watch.collections.describe(),
-        samples=watch.samples.describe(),
-        interpreter=watch.samples.waits.describe(),
-        batch=watch.loader.tensors,
-        loader=watch.loader.so_far(),
-        nccl=probe(read_nccl_log, os.environ, os.getpid()),
-        host_tools=watch.host.answers(),
-    )
+    def _so_far(self) -> Facts:
+        # Another thread than the training's runs this only where the job hangs or ends: CUDA may not answer.
+        training = threading.get_ident() == self.thread
+        return known(
+            memory=describe_memory() if training else None,
+            compile=probe(describe_compile, {}),
+            collections=self.collections.describe(),
+            samples=self.samples.describe(),
+            interpreter=self.samples.waits.describe(),
+            batch=self.loader.tensors,
+            loader=self.loader.so_far(),
+            nccl=probe(read_nccl_log, os.environ, os.getpid()),
+            host_tools=self.host.answers(),
+        )

@@ -104,7 +104,7 @@ def describe(live: Live) -> Plain:
         "groups": process_groups,
         "accelerate": lambda: attributes(first("accelerator"), *_OF_ACCELERATE),
         "trainer": lambda: attributes(first("trainer_arguments"), *_OF_TRAINER),
-        "lightning": lambda: describe_first(live["lightning_trainer"], _OF_LIGHTNING),
+        "lightning": lambda: describe_lightning(first("lightning_trainer")),
     }
     return known(**{name: probe(question) for name, question in parts.items()})
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tracedoc.collector import evidence
+from tracedoc.collector.evidence import Evidence
 from tracedoc.collector.live.requests import RequestWatch
 from tracedoc.collector.options import Options, level_of
 from tracedoc.collector.recorder import (
@@ -86,6 +86,7 @@ class Session:
         self._first = self._recorded = 0
         self._stop_asked = ""
         self._told = False
+        self._evidence: Evidence | None = None
         self._tell_step: Callable[[int], None] | None = None
         self.count = 0
         self._last_ns = 0
@@ -105,9 +106,13 @@ class Session:
         config = {name: getattr(self._options, name) for name in self._options.__slots__}
         for name in ("rank", "local_rank", "world_size", "restart", "stem"):
             config[name] = self.part[name]
-        self._ask(evidence.on_start, config)
-        self._ask(evidence.on_first_step, stepped)
-        self._tell_step = evidence.on_step()
+        try:
+            self._evidence = Evidence(config)
+            self._tell_step = self._evidence.step
+        except Exception as error:
+            self._miss("on_start", error)
+        self._ask(Evidence.on_start)
+        self._ask(Evidence.on_first_step, stepped)
         if os.environ.get(VARIABLE, "0") not in ("", "0"):
             self.take_requests()
         self.write_part()
@@ -143,13 +148,13 @@ class Session:
                 self._begin_source()
             elif self._writing_source is not None and not self._writing_source.is_writing:
                 self._writing_source = None
-                self._ask(evidence.on_written)
+                self._ask(Evidence.on_written)
             elif self._again is not None and self.count > self._source_at:
                 self._plan_again(self._again)
         elif phase == _CLOSING and not self._is_writing():
             # From the next step on: this one still had the writer beside it.
             self._phase = _AFTER
-            self._ask(evidence.on_written)
+            self._ask(Evidence.on_written)
             self._end_watch()
         after_ns = time.perf_counter_ns()
         if self._tell_step is not None:
@@ -191,7 +196,7 @@ class Session:
         if self._writing_source is not None:
             self._writing_source.wait()
         self._end_watch()
-        self._ask(evidence.on_exit)
+        self._ask(Evidence.on_exit)
         if self._requests is not None:
             self._requests.end()
         self.part.update(ended=timestamp(), end=reason)
@@ -244,7 +249,8 @@ class Session:
 
     def forked(self) -> None:
         """Drop in a forked child what belongs to the parent."""
-        self._phase, self._source, self._source_at, self._tell_step = _DONE, None, 0, None
+        self._phase, self._source, self._source_at = _DONE, None, 0
+        self._evidence = self._tell_step = None
         if self._watch is not None:
             self._watch.forked()
 
@@ -290,7 +296,7 @@ class Session:
             return
         recorder = Recorder(self._torch, self._options, self._level, self._foreign)
         self._recorder, self._owner = recorder, threading.get_ident()
-        self._ask(evidence.on_window_start)
+        self._ask(Evidence.on_window_start)
         recorder.arm()
         if self._options.warmup == 0:
             self._begin(recorder)
@@ -372,7 +378,7 @@ class Session:
             self._phase, self._recorder = _CLOSING, None
             grown = recorder.grown_bytes() if recorder.recording else 0
             recorder.stop(hurried=hurried)
-            self._ask(evidence.on_window_end)
+            self._ask(Evidence.on_window_end)
             if again and self._recorded == 0:
                 self._end_watch()
                 self._postpone(reason)
@@ -386,7 +392,7 @@ class Session:
                     self._writer.join(self._options.max_seconds)
             if wait and not hurried and self._phase == _CLOSING and not self._is_writing():
                 self._phase = _AFTER
-                self._ask(evidence.on_written)
+                self._ask(Evidence.on_written)
                 self._end_watch()
 
     def _save(self, recorder: Recorder, grown: int, state: str, reason: str) -> None:
@@ -423,7 +429,7 @@ class Session:
             return
         source = SourceStep(self._torch, self._options, self._foreign, stem=self._stem)
         try:
-            self._ask(lambda: evidence.on_source_step(ends=False))
+            self._ask(Evidence.on_source_step, False)
             source.begin(self.count)
             self._source = source
         except Exception as error:
@@ -443,7 +449,7 @@ class Session:
             source.end(written)
         except Exception as error:
             self._miss("source_step", error)
-        self._ask(lambda: evidence.on_source_step(ends=True))
+        self._ask(Evidence.on_source_step, True)
 
     def _drop_source(self) -> None:
         source, self._source = self._source, None
@@ -473,10 +479,11 @@ class Session:
             yield
 
     def _ask(self, question: Callable[..., dict[str, object]], *given: object) -> None:
-        try:
-            self.part.update(question(*given))
-        except Exception as error:
-            self._miss(question.__name__, error)
+        if self._evidence is not None:
+            try:
+                self.part.update(question(self._evidence, *given))
+            except Exception as error:
+                self._miss(question.__name__, error)
 
     def _miss(self, question: str, error: Exception) -> None:
         missing = self.part.setdefault("evidence_errors", {})
