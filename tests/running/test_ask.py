@@ -11,8 +11,8 @@ import pytest
 from tests.cli.test_cli import run as run_command
 from tests.run.test_flight import call, dump
 from tests.running.test_watch import end_job, run_folder
-from tracedoc.collector.live import requests as live
-from tracedoc.collector.live.requests import RequestWatch
+from tracedoc.collector import live
+from tracedoc.collector.live import RequestWatch
 from tracedoc.errors import InputError
 from tracedoc.run.manifest import write_json
 from tracedoc.run.request import REQUEST_NAME, Request, read_request

@@ -36,7 +36,7 @@ from tracedoc.collector.host.environment import (
     link_rates,
     read_counters,
 )
-from tracedoc.collector.live.dumps import remove_dumps, write_dumps
+from tracedoc.collector.live import remove_dumps, write_dumps
 from tracedoc.collector.loading import LoaderWatch
 from tracedoc.collector.nccl import read_nccl_log
 from tracedoc.collector.probe import Plain, known, probe

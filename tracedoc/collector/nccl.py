@@ -119,20 +119,14 @@ def summarise_log(lines: Iterable[str]) -> Plain:
     for line in lines:
         _ = seen.link(line) or seen.group(line) or seen.setting(line)
     return known(
-        library=seen.library,
-        version=seen.version,
-        network=seen.network,
+        **seen.said,
         adapters=seen.adapters,
         communicators=_communicators(seen.communicators),
         transports=dict(seen.transports.most_common()),
         links=[list(link) for link in sorted(seen.links)[:MAX_LINKS]],
         rings=len(seen.rings) or None,
         gdr=seen.gdr,
-        pxn=seen.pxn,
-        nvls=seen.nvls,
-        channels=seen.channels,
         cards={str(size): sorted(cards) for size, cards in sorted(seen.cards.items())},
-        p2p_chunk_bytes=seen.chunk,
         settings=seen.settings,
         warnings=seen.warnings,
     )
@@ -142,7 +136,7 @@ class _Seen:
     """What the lines read so far have shown; each method says whether the line was one of its own."""
 
     def __init__(self) -> None:
-        self.library = self.version = self.network = ""
+        self.said: Plain = {}
         self.adapters: dict[str, list[str]] = {}
         self.communicators: dict[tuple[int, ...], None] = {}
         self.transports: Counter[str] = Counter()
@@ -151,10 +145,6 @@ class _Seen:
         self.cards: dict[int, set[str]] = {}
         self._sizes: dict[str, int] = {}
         self.gdr: bool | None = None
-        self.pxn: bool | None = None
-        self.nvls: bool | None = None
-        self.chunk: int | None = None
-        self.channels: Plain = {}
         self.settings: dict[str, str] = {}
         self.warnings: list[str] = []
 
@@ -170,7 +160,7 @@ class _Seen:
         elif match := _RING.search(line):
             self.rings.add(int(match[1] or match[2]))
         elif match := _CONNECTED.search(line):
-            self.pxn, self.gdr = match[1] == "1", match[2] == "1" or bool(self.gdr)
+            self.said["pxn"], self.gdr = match[1] == "1", match[2] == "1" or bool(self.gdr)
         return match is not None
 
     def _card(self, line: str, way: str) -> None:
@@ -184,9 +174,9 @@ class _Seen:
     def group(self, line: str) -> bool:
         """The library, its network, and the groups of ranks."""
         if match := _VERSION.search(line):
-            self.library, self.version = f"{match[1]}CCL", match[2]
+            self.said |= {"library": f"{match[1]}CCL", "version": match[2]}
         elif match := _NETWORK.search(line):
-            self.network = match[1].strip()
+            self.said["network"] = match[1].strip()
         elif match := _ADAPTERS.search(line):
             self.adapters[match[1]] = _ADAPTER.findall(match[2])
         elif match := _COMMUNICATOR.search(line):
@@ -201,11 +191,11 @@ class _Seen:
         """What it chose, what it was told to choose, and what it warns of."""
         if match := _CHANNELS.search(line):
             nvls = int(match[2]) if match[2] else None
-            self.channels = known(collective=int(match[1]), nvls=nvls, p2p=int(match[3]))
+            self.said["channels"] = known(collective=int(match[1]), nvls=nvls, p2p=int(match[3]))
         elif match := _NVLS.search(line):
-            self.nvls = match[1] is None
+            self.said["nvls"] = match[1] is None
         elif match := _CHUNK.search(line):
-            self.chunk = int(match[1])
+            self.said["p2p_chunk_bytes"] = int(match[1])
         elif match := _SETTING.search(line):
             secret = names_secret(match[1]) or looks_secret(match[2])
             self.settings[match[1]] = WITHHELD if secret else match[2].rstrip(".")

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from tracedoc.collector.evidence import Evidence
-from tracedoc.collector.live.requests import RequestWatch
+from tracedoc.collector.live import RequestWatch
 from tracedoc.collector.options import Options, level_of
 from tracedoc.collector.recorder import (
     ForeignProfilers,

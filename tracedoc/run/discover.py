@@ -6,9 +6,10 @@ import contextlib
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from tracedoc.errors import InputError, Limit
 from tracedoc.run.ending import how_it_ended
@@ -216,31 +217,31 @@ def _entries(directory: Path) -> list[Path]:
 
 
 def _files_in(directory: Path, manifest: dict[Path, int], limits: list[Limit]) -> list[TraceFile]:
+    def read(path: Path) -> TraceFile | None:
+        if not os.path.isfile(path) or is_dump(path):
+            return None
+        if reason := _why_no_trace(path):
+            limits.append(Limit("not-a-trace", f"{path} {reason}", "it was left out"))
+            return None
+        return _local_file(path, named=False, manifest=manifest.get(path.resolve()))
+
+    return _by_name(_entries(directory), read, limits)
+
+
+Named = TypeVar("Named", Path, RemoteEntry)
+
+
+def _by_name(
+    entries: Iterable[Named], read: Callable[[Named], TraceFile | None], limits: list[Limit]
+) -> list[TraceFile]:
+    """The files that are traces by their names and by ``read``; what a crash left of ranks that have none."""
     whole: list[TraceFile] = []
     leftovers: list[TraceFile] = []
-    for path in _entries(directory):
-        leftover = _LEFTOVER_NAME.search(path.name) is not None
-        if not leftover and not _TRACE_NAME.search(path.name):
-            continue
-        if _is_ours(path.name) or path.name.startswith(".") or not os.path.isfile(path) or is_dump(path):
-            continue
-        reason = _why_no_trace(path)
-        if reason:
-            limits.append(Limit("not-a-trace", f"{path} {reason}", "it was left out"))
-            continue
-        file = _local_file(path, named=False, manifest=manifest.get(path.resolve()))
-        (leftovers if leftover else whole).append(file)
-    return _with_leftovers(whole, leftovers, limits)
-
-
-def _is_ours(name: str) -> bool:
-    return name in _OWN_FILES or name.endswith((PART_SUFFIX, *_VIEW_SUFFIXES))
-
-
-def _with_leftovers(
-    whole: list[TraceFile], leftovers: list[TraceFile], limits: list[Limit]
-) -> list[TraceFile]:
-    """Return the whole files, and of ranks that have none what a crash left."""
+    for entry in entries:
+        leftover = _LEFTOVER_NAME.search(entry.name) is not None
+        of_trace = (leftover or _TRACE_NAME.search(entry.name)) and not entry.name.startswith(".")
+        if of_trace and not _is_ours(entry.name) and (file := read(entry)) is not None:
+            (leftovers if leftover else whole).append(file)
     have = {_owner(file) for file in whole}
     for file in leftovers:
         if _owner(file) not in have:
@@ -253,6 +254,10 @@ def _with_leftovers(
                 )
             )
     return whole
+
+
+def _is_ours(name: str) -> bool:
+    return name in _OWN_FILES or name.endswith((PART_SUFFIX, *_VIEW_SUFFIXES))
 
 
 def _owner(file: TraceFile) -> int | str:
@@ -321,17 +326,12 @@ def _remote_manifest(entries: Sequence[RemoteEntry], limits: list[Limit]) -> Man
 def _remote_files(
     entries: Sequence[RemoteEntry], ranks: Mapping[str, int], limits: list[Limit]
 ) -> list[TraceFile]:
-    whole: list[TraceFile] = []
-    leftovers: list[TraceFile] = []
-    for entry in sorted(entries, key=lambda entry: natural_key(entry.name)):
-        leftover = _LEFTOVER_NAME.search(entry.name) is not None
-        if not leftover and not _TRACE_NAME.search(entry.name):
-            continue
-        if entry.is_folder or _is_ours(entry.name) or entry.name.startswith("."):
-            continue
-        file = _remote_file(entry.path, entry.size_bytes, named=False, manifest=ranks.get(entry.name))
-        (leftovers if leftover else whole).append(file)
-    return _with_leftovers(whole, leftovers, limits)
+    def read(entry: RemoteEntry) -> TraceFile | None:
+        if entry.is_folder:
+            return None
+        return _remote_file(entry.path, entry.size_bytes, named=False, manifest=ranks.get(entry.name))
+
+    return _by_name(sorted(entries, key=lambda entry: natural_key(entry.name)), read, limits)
 
 
 def _remote_file(url: str, size_bytes: int, *, named: bool, manifest: int | None) -> TraceFile:
