@@ -101,11 +101,11 @@ def _predicted(row: dict[str, Any], model: Any) -> Row:
     if nodes > 1:
         named = find_link(row["network"], across=True) if "network" in row else None
         across = named or network_of(gpu.network, row["gpus"] // nodes)
-    cluster, checkpointing = Cluster(gpu, link_of(gpu), across), row["checkpointing"] != "off"
+    cluster = Cluster(gpu, link_of(gpu), across)
     layout = _layout(row, question)
     asked = in_framework(question, layout)
-    step = predict(asked, layout, cluster, checkpointing=checkpointing)
-    memory = peak_memory(asked, layout, checkpointing=checkpointing)
+    step = predict(asked, layout, cluster)
+    memory = peak_memory(asked, layout)
     # Data-parallel groups see other sequences; the rate is that of one GPU.
     tokens = training.tokens * layout.data / row["gpus"]
     assert step is not None

@@ -42,7 +42,7 @@ STEP = FirstStep(
 )
 
 
-def asked(step: FirstStep, **changes: int) -> Question:
+def asked(step: FirstStep, **changes: object) -> Question:
     found = from_step(step, "train.py")
     training = Training(precision=found.precision, sequence=found.sequence, micro_batch=found.micro_batch)
     return Question(found.model, training, 2, 1, 80e9).changed(**changes)
@@ -50,31 +50,29 @@ def asked(step: FirstStep, **changes: int) -> Question:
 
 def test_the_peak_is_what_was_counted_beside_the_states_of_each_strategy() -> None:
     """DDP in mixed precision: 16 bytes a parameter and 2 of a copy; blocks keep 50 MB, the rest is 20 MB."""
-    memory = peak_memory(asked(STEP), data_parallel(asked(STEP), "ddp"), checkpointing=False)
+    memory = peak_memory(asked(STEP), data_parallel(asked(STEP), "ddp"))
     assert memory.states.states + memory.states.copies == 18e6
     assert (memory.activations, memory.working) == (50e6, 20e6)
 
 
 def test_with_checkpointing_blocks_keep_what_goes_into_them() -> None:
-    memory = peak_memory(asked(STEP), data_parallel(asked(STEP), "ddp"), checkpointing=True)
+    memory = peak_memory(asked(STEP, checkpointing="on"), data_parallel(asked(STEP), "ddp"))
     assert (memory.activations, memory.working) == (10e6, 20e6)
 
 
 def test_twice_the_micro_batch_takes_twice_the_activations() -> None:
-    memory = peak_memory(
-        asked(STEP, micro_batch=16), data_parallel(asked(STEP, micro_batch=16), "ddp"), checkpointing=False
-    )
+    memory = peak_memory(asked(STEP, micro_batch=16), data_parallel(asked(STEP, micro_batch=16), "ddp"))
     assert (memory.activations, memory.working) == (100e6, 40e6)
 
 
 def test_checkpointing_repeats_the_forward_third_of_the_arithmetic() -> None:
-    forward, backward, again = step_flops(asked(STEP), checkpointing=True)
+    forward, backward, again = step_flops(asked(STEP, checkpointing="on"))
     assert (forward.total, backward.total, again.total) == (1100, 2200, 1100)
 
 
 def test_a_script_that_checkpoints_repeats_nothing_twice() -> None:
     step = replace(STEP, block_bytes=11_000_000)
-    _, _, again = step_flops(asked(step), checkpointing=True)
+    _, _, again = step_flops(asked(step, checkpointing="on"))
     assert again.total == 0
     assert any("already" in note for note in from_step(step, "train.py").notes)
 

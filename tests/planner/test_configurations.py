@@ -33,7 +33,7 @@ STAGES = ("zero-1", "zero-2", "zero-3")
 def printed(framework: str, strategy: str, training: str = "full", *, nodes: int = 1) -> Configuration:
     nodes = 2 if strategy == "hsdp" else nodes
     question = Question(shape_from_parameters(1_000_000_000), TRAININGS[training], 8, nodes, 80e9)
-    found = configurations(question, strategy, checkpointing=True)
+    found = configurations(question.changed(checkpointing="on"), strategy)
     return next(c for c in found if c.framework == framework)
 
 
@@ -153,10 +153,9 @@ def test_hybrid_sharding_replicates_over_nodes() -> None:
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", "bfloat16"), ("fp16-mixed", "float16")])
 def test_the_frozen_weights_of_lora_are_in_16_bits(precision: str, dtype: str) -> None:
     shape = shape_from_parameters(1_000_000_000)
-    question = Question(shape, Training(precision=precision, lora_rank=16), 8, 1, 80e9)
-    text = next(
-        c.text for c in configurations(question, "ddp", checkpointing=True) if c.framework == "pytorch"
-    )
+    training = Training(precision=precision, lora_rank=16, checkpointing="on")
+    found = configurations(Question(shape, training, 8, 1, 80e9), "ddp")
+    text = next(c.text for c in found if c.framework == "pytorch")
     assert f"model = model.to(torch.{dtype})" in text
     # Checkpointed blocks need an input with a gradient, which frozen embeddings do not give.
     assert "model.enable_input_require_grads()" in text

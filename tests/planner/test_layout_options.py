@@ -27,21 +27,21 @@ def test_a_block_of_experts_takes_no_less_than_launching_its_kernels(tmp_path: P
     """
     question, layout = ask(model(tmp_path, **MOE)), Layout("megatron", data=16, expert=2, rounds=4)
 
-    def both(layout: Layout, *, checkpointing: bool = False, capacity: float = 0.0) -> Step:
-        asked = question.changed(capacity=capacity)
-        step = predict(asked, layout, CLUSTER, checkpointing=checkpointing)
+    def both(layout: Layout, *, checkpointing: str = "off", capacity: float = 0.0) -> Step:
+        asked = question.changed(capacity=capacity, checkpointing=checkpointing)
+        step = predict(asked, layout, CLUSTER)
         assert step is not None
         return step
 
     step = both(layout)
     assert step.host_ms + step.compute_ms / 2 == pytest.approx(8 * 4 * (0.9 + 8 * 0.33))
-    again = both(layout, checkpointing=True)
+    again = both(layout, checkpointing="on")
     assert again.host_ms + again.compute_ms / 2 == pytest.approx(8 * 4 * (0.9 + 8 * 0.33) * 4 / 3)
     padded = both(layout, capacity=1.0)  # nothing to wait for, and one product for all experts
     assert padded.host_ms + padded.compute_ms == pytest.approx(8 * 4 * (0.9 + 0.33))
     assert both(replace(layout, strategy="torchtitan")).host_ms == 0.0
     long = question.changed(sequence=1 << 18)  # attention takes longer than the host
-    step = predict(long, layout, CLUSTER, checkpointing=False)
+    step = predict(long, layout, CLUSTER)
     assert step is not None
     assert step.host_ms == 0.0
 
@@ -52,14 +52,11 @@ def test_a_capacity_pads_what_experts_compute_on(tmp_path: Path) -> None:
     layout = Layout("megatron", data=16, expert=8)
     padded = question.changed(capacity=2.0)
     of_experts = sum(m.inputs * m.outputs * 8 for m in question.model.linears if m.count > 1)
-    more = (
-        step_flops(padded, checkpointing=False)[0].matmul
-        - step_flops(question, checkpointing=False)[0].matmul
-    )
+    more = step_flops(padded)[0].matmul - step_flops(question)[0].matmul
     assert more == 2 * of_experts * question.model.experts_met * question.training.tokens
     (tokens,), (twice,) = sent(question, layout, "expert"), sent(padded, layout, "expert")
     assert twice.size == 2 * tokens.size
-    text = megatron_arguments(padded, layout, checkpointing=False)
+    text = megatron_arguments(padded, layout)
     assert "--moe-expert-capacity-factor 2\n  --moe-pad-expert-input-to-capacity" in text
 
 
@@ -72,7 +69,7 @@ def test_deepep_fills_nvlink_where_nccls_all_to_all_does_not(tmp_path: Path) -> 
     assert rates[0] is not None
     assert rates[1] is not None
     assert (rates[0][0], rates[1][0]) == pytest.approx((0.5 * 0.8 * 450, 0.89 * 0.8 * 450))
-    text = megatron_arguments(question, replace(layout, flex=True), checkpointing=False)
+    text = megatron_arguments(question, replace(layout, flex=True))
     assert "--moe-token-dispatcher-type flex" in text
 
 
@@ -97,7 +94,7 @@ def test_megatron_computes_no_scores_outside_of_a_window(tmp_path: Path) -> None
     question, whole = ask(windowed, sequence=4096), ask(model(tmp_path, **MOE), sequence=4096)
 
     def scores(of: Question, family: str) -> float:
-        return step_flops(of, checkpointing=False, family=family)[0].attention
+        return step_flops(of, family=family)[0].attention
 
     assert scores(question, "megatron") / scores(whole, "megatron") == pytest.approx(
         (1 + 1 - (3 / 4) ** 2) / 2
@@ -108,8 +105,8 @@ def test_megatron_computes_no_scores_outside_of_a_window(tmp_path: Path) -> None
 def test_cut_matrices_reach_less_of_the_peak(tmp_path: Path) -> None:
     """Blocks of 4096: cut in 8, products move 8/4096 - 1/4096 more numbers a FLOP, those of 11008 less."""
     question = ask(model(tmp_path, **LARGE, num_key_value_heads=32), gpus=8, sequence=4096)
-    whole = predict(question, Layout("megatron", data=8), CLUSTER, checkpointing=False)
-    cut = predict(question, Layout("megatron", data=1, tensor=8), CLUSTER, checkpointing=False)
+    whole = predict(question, Layout("megatron", data=8), CLUSTER)
+    cut = predict(question, Layout("megatron", data=1, tensor=8), CLUSTER)
     assert whole is not None
     assert cut is not None
     parts = 32 * 4 * 4096**2, 32 * 3 * 4096 * 11008  # attention with heads of 4096, and the MLP
@@ -143,7 +140,7 @@ def test_servers_with_pcie_widen_the_range_until_they_are_measured(tmp_path: Pat
     gpu, layout = find_gpu("A100 PCIe 80GB"), Layout("megatron", tensor=8, data=2)
 
     def width(link: LinkKind) -> float:
-        step = predict(question, layout, replace(CLUSTER, gpu=gpu, inside=link), checkpointing=False)
+        step = predict(question, layout, replace(CLUSTER, gpu=gpu, inside=link))
         assert step is not None
         assert step.best_ms < step.expected_ms < step.worst_ms
         return step.worst_ms / step.best_ms
@@ -160,7 +157,7 @@ def test_megatron_adds_the_biases_of_experts_one_by_one(tmp_path: Path) -> None:
     biased = replace(question, model=replace(question.model, experts_biased=True))
     for strategy, ps in (("megatron", 46), ("torchtitan", 0)):
         layout = Layout(strategy, data=16, expert=2)
-        plain, slower = (predict(q, layout, CLUSTER, checkpointing=False) for q in (question, biased))
+        plain, slower = (predict(q, layout, CLUSTER) for q in (question, biased))
         assert plain is not None
         assert slower is not None
         numbers = question.model.blocks * question.training.tokens * question.routed * question.model.hidden
@@ -171,11 +168,11 @@ def test_few_tokens_reach_less_of_the_peak(tmp_path: Path) -> None:
     """512 tokens instead of 4096: each product moves 1/512 - 1/4096 more numbers a FLOP."""
     large = model(tmp_path, **LARGE, num_key_value_heads=32)
     few, many = (ask(large, gpus=8, sequence=tokens) for tokens in (512, 4096))
-    steps = [predict(one, Layout("megatron", data=8), CLUSTER, checkpointing=False) for one in (few, many)]
+    steps = [predict(one, Layout("megatron", data=8), CLUSTER) for one in (few, many)]
     assert steps[0] is not None
     assert steps[1] is not None
-    flops = [sum(f.matmul for f in step_flops(one, checkpointing=False)) for one in (few, many)]
-    attention = [sum(f.attention for f in step_flops(one, checkpointing=False)) for one in (few, many)]
+    flops = [sum(f.matmul for f in step_flops(one)) for one in (few, many)]
+    attention = [sum(f.attention for f in step_flops(one)) for one in (few, many)]
     assert attention[1] == 64 * attention[0]
     more = 8 * steps[0].compute_ms - steps[1].compute_ms  # what is left is attention, which grows with both
     shorter = (attention[1] - 8 * attention[0]) / (989e12 * 0.5) * 1e3
@@ -191,7 +188,7 @@ def test_tensor_parallelism_is_exposed_unless_it_is_overlapped(
     assert sent(ask(model(tmp_path)), layout, "tensor")[0].exposed == shown
     states = {one.exposed for one in sent(ask(model(tmp_path)), layout, "data")}
     assert states == ({None} if "data" in overlaps else {1.0})
-    text = megatron_arguments(ask(model(tmp_path)), layout, checkpointing=False)
+    text = megatron_arguments(ask(model(tmp_path)), layout)
     assert ("--tp-comm-overlap" in text) == ("tensor" in overlaps)
     assert ("--overlap-grad-reduce" in text) == ("data" in overlaps)
 
@@ -207,21 +204,19 @@ def test_heads_are_exchanged_for_tokens_or_keys_sent_round(tmp_path: Path) -> No
     assert (passed.op, passed.exposed) == ("all-gather", None)
     for how, word in (("", "p2p"), ("all-to-all", "a2a"), ("gather", "all_gather")):
         layout = replace(ring, context_by=how)
-        assert f"--cp-comm-type {word}" in megatron_arguments(question, layout, checkpointing=False)
-    text = torchtitan_toml(
-        question, Layout("torchtitan", data=1, context=4, context_by="ring"), checkpointing=True
-    )
+        assert f"--cp-comm-type {word}" in megatron_arguments(question, layout)
+    text = torchtitan_toml(question, Layout("torchtitan", data=1, context=4, context_by="ring"))
     assert tomllib.loads(text)["parallelism"]["context_parallel_rotate_method"] == "alltoall"
 
 
 def test_megatrons_selective_recomputation_is_that_of_attention(tmp_path: Path) -> None:
     """Fused attention keeps no scores, so that it saves nothing; its forward pass, 4 x 8 x 64 x 64 x 64."""
     question, layout = ask(model(tmp_path), checkpointing="selective"), Layout("megatron", data=16)
-    kept = peak_memory(question, layout, checkpointing=True)
-    assert kept == peak_memory(question, layout, checkpointing=False)
-    again = step_flops(question, checkpointing=True, family="megatron")[2]
+    kept = peak_memory(question, layout)
+    assert kept == peak_memory(question.changed(checkpointing="off"), layout)
+    again = step_flops(question, "megatron")[2]
     assert (again.matmul, again.attention) == (0.0, 4 * 8 * 64 * 64 * 64)
-    assert "--recompute-granularity selective" in megatron_arguments(question, layout, checkpointing=True)
+    assert "--recompute-granularity selective" in megatron_arguments(question, layout)
 
 
 def test_megatron_computes_single_modules_again(tmp_path: Path) -> None:
@@ -237,15 +232,13 @@ def test_megatron_computes_single_modules_again(tmp_path: Path) -> None:
         (latent, "mla_up_proj", 4 * (24 + 24 + 16)),
     ):
         asked = ask(shape, checkpointing="selective", recomputed=(module,), loss="chunked")
-        kept, whole = (
-            peak_memory(one, layout, checkpointing=True) for one in (asked, asked.changed(recomputed=()))
-        )
+        kept, whole = (peak_memory(one, layout) for one in (asked, asked.changed(recomputed=())))
         assert whole.activations - kept.activations == 8 * 64 * 2 * numbers
         assert kept.working - whole.working == 64 * 2 * numbers
-        again = step_flops(asked, checkpointing=True, family="megatron")[2]
+        again = step_flops(asked, "megatron")[2]
         up = 2 * 64 * 8 * (32 * 4 * 24 + 16 * 4 * 32) if module == "mla_up_proj" else 0
         assert (again.matmul, again.attention) == (up, 0.0)
-        text = megatron_arguments(asked, layout, checkpointing=True)
+        text = megatron_arguments(asked, layout)
         assert f"--recompute-granularity selective\n  --recompute-modules {module}" in text
     with pytest.raises(InputError, match="no checkpointing is called 'moe_act'"):
         plan(
@@ -257,15 +250,11 @@ def test_megatron_computes_single_modules_again(tmp_path: Path) -> None:
 def test_without_sequence_parallelism_norms_and_inputs_are_kept_whole(tmp_path: Path) -> None:
     """Two norms and two inputs of 64 numbers in 16 bits, of 64 tokens in 8 blocks, of which half is split."""
     layout = Layout("megatron", data=8, tensor=2)
-    split = peak_memory(ask(model(tmp_path)), layout, checkpointing=False).activations
-    whole = peak_memory(
-        ask(model(tmp_path)), replace(layout, sequence_parallel=False), checkpointing=False
-    ).activations
+    split = peak_memory(ask(model(tmp_path)), layout).activations
+    whole = peak_memory(ask(model(tmp_path)), replace(layout, sequence_parallel=False)).activations
     norm = 4 + 2  # a copy in fp32, and the result
     assert whole - split == 8 * 64 * 64 * (2 * norm + 2 * 2) / 2
-    text = megatron_arguments(
-        ask(model(tmp_path)), replace(layout, sequence_parallel=False), checkpointing=False
-    )
+    text = megatron_arguments(ask(model(tmp_path)), replace(layout, sequence_parallel=False))
     assert "--sequence-parallel" not in text
 
 
@@ -282,7 +271,7 @@ def test_experts_that_are_not_cut_are_shared_by_the_gpus_of_a_matrix_as_well(tmp
     assert (cut.id, whole.id) == ("tp2-ep8-dp8", "tp2-ep16-dp8-etp1")
     (sent_whole,) = sent(question, whole, "expert")
     assert (sent_whole.group, sent_whole.distance) == (16, 1)
-    words = megatron_arguments(question, whole, checkpointing=False)
+    words = megatron_arguments(question, whole)
     assert "--expert-tensor-parallel-size 1" in words
     answer = asked_for(model(tmp_path, **MOE), "tp2-ep16-etp1", micro_batch=1, accumulation=2)
     assert answer.recommended == whole.id
@@ -306,7 +295,7 @@ def test_the_fullest_stage_is_one_without_the_leading_dense_blocks(tmp_path: Pat
     assert second > 5 * first
     whole = stage_weights(question, Layout("megatron", data=4, expert=4), 0)
     assert whole.dense + 4 * whole.experts == pytest.approx(shape.parameters)
-    states = peak_memory(question, layout, checkpointing=False).states
+    states = peak_memory(question, layout).states
     assert states.optimizer == pytest.approx(12 * second)
 
 

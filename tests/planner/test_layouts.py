@@ -56,10 +56,9 @@ def ask(shape: ModelShape, gpus: int = 16, **training: object) -> Question:
     return Question(shape, Training(**settings), gpus, max(1, gpus // 8), 80e9)  # type: ignore[arg-type]
 
 
-def sent(question: Question, layout: Layout, what: str, *, checkpointing: bool = False) -> list[Transfer]:
+def sent(question: Question, layout: Layout, what: str) -> list[Transfer]:
     """Return what of this travels in one micro-batch."""
-    every = transfers(question, layout, checkpointing=checkpointing)
-    return [one for one in every if one.what == what]
+    return [one for one in transfers(question, layout) if one.what == what]
 
 
 def gbps(question: Question, layout: Layout, what: str) -> float:
@@ -76,7 +75,7 @@ END = 256 * 64
 def test_megatron_takes_6_and_12_by_d_bytes_a_weight(tmp_path: Path) -> None:
     """Half of the blocks and the embedding, halved: its distributed optimizer over 4 GPUs."""
     layout = Layout("megatron", data=4, tensor=2, pipeline=2, rounds=2)
-    states = peak_memory(ask(model(tmp_path)), layout, checkpointing=False).states
+    states = peak_memory(ask(model(tmp_path)), layout).states
     weights = (4 * BLOCK + END) / 2
     assert states.parameters == pytest.approx(2 * weights, rel=0.01)
     assert states.gradients == pytest.approx(4 * weights, rel=0.01)
@@ -85,13 +84,13 @@ def test_megatron_takes_6_and_12_by_d_bytes_a_weight(tmp_path: Path) -> None:
 
 def test_torchtitan_shards_all_states_and_with_a_pipeline_keeps_the_stage_gathered(tmp_path: Path) -> None:
     shape = model(tmp_path)
-    flat = peak_memory(ask(shape), Layout("torchtitan", data=8, tensor=2), checkpointing=False).states
+    flat = peak_memory(ask(shape), Layout("torchtitan", data=8, tensor=2)).states
     whole = 8 * BLOCK + 2 * END
     assert flat.states == pytest.approx(16 * whole / 16, rel=0.01)
     accumulated = Layout("torchtitan", data=8, tensor=2, rounds=4)  # each micro-batch's gradients are reduced
-    assert peak_memory(ask(shape), accumulated, checkpointing=False).states == flat
+    assert peak_memory(ask(shape), accumulated).states == flat
     layout = Layout("torchtitan", data=4, tensor=2, pipeline=2, rounds=2)
-    piped = peak_memory(ask(shape), layout, checkpointing=False).states
+    piped = peak_memory(ask(shape), layout).states
     stage = (4 * BLOCK + END) / 2  # blocks 0 to 3 and the embedding; 16 bytes over 4, 2 and 4 kept whole
     assert piped.copies == pytest.approx(2 * stage, rel=0.01)
     assert piped.states == pytest.approx((16 / 4 + 4) * stage, rel=0.01)
@@ -101,22 +100,22 @@ def test_a_pipeline_keeps_as_many_micro_batches_as_it_has_stages(tmp_path: Path)
     """1F1B: the first of 4 stages keeps 4 times 2 of 8 blocks, as much as without a pipeline."""
     question = ask(model(tmp_path))
     layout = Layout("megatron", data=2, tensor=2, pipeline=4, rounds=8)
-    kept = peak_memory(question, layout, checkpointing=False).activations
+    kept = peak_memory(question, layout).activations
     assert kept == pytest.approx(4 * 2 * block_activations(question, layout) / 2)
     interleaved = Layout("megatron", data=2, tensor=2, pipeline=4, rounds=8, chunks=2)
-    more = peak_memory(question, interleaved, checkpointing=False).activations
+    more = peak_memory(question, interleaved).activations
     assert more == pytest.approx(kept * (1 + 3 / 8))
     short = replace(interleaved, rounds=4)  # no more than there are
-    assert peak_memory(question, short, checkpointing=False).activations == pytest.approx(kept)
+    assert peak_memory(question, short).activations == pytest.approx(kept)
 
 
 def test_context_parallelism_gathers_keys_and_values_of_the_whole_sequence(tmp_path: Path) -> None:
     """Keys and values: 64 numbers of 64 tokens each, halved by TP 2; 3 of 4 parts gathered, and gradients."""
-    question = ask(model(tmp_path, vocab_size=8), gpus=8)
+    question = ask(model(tmp_path, vocab_size=8), gpus=8, checkpointing="on")
 
     def working(family: str) -> float:
         layout = Layout(family, data=1, tensor=2, context=4)
-        memory = peak_memory(question, layout, checkpointing=True)
+        memory = peak_memory(question, layout)
         assert memory.moment == "first block"
         return memory.working
 
@@ -129,18 +128,18 @@ def test_context_parallelism_gathers_keys_and_values_of_the_whole_sequence(tmp_p
 def test_inputs_of_8_bit_products_are_saved_in_8_bits(tmp_path: Path) -> None:
     """Of a token 64 numbers for attention, 64 and 128 for the MLP; attention's 64 are there twice."""
     layout = Layout("megatron", data=16)
-    wide = peak_memory(ask(model(tmp_path)), layout, checkpointing=False).activations
-    narrow = peak_memory(ask(model(tmp_path), fp8=True), layout, checkpointing=False).activations
+    wide = peak_memory(ask(model(tmp_path)), layout).activations
+    narrow = peak_memory(ask(model(tmp_path), fp8=True), layout).activations
     assert wide - narrow == pytest.approx(8 * 64 * (64 + 64 + 128 - 64))
 
 
 def test_one_round_of_interleaved_micro_batches_keeps_the_gradients_of_half_a_stage(tmp_path: Path) -> None:
     """The second part of the stage is reduced before the backward pass of the first; with more rounds not."""
-    question = ask(model(tmp_path))
+    question = ask(model(tmp_path), checkpointing="on")
     layout = Layout("torchtitan", data=2, tensor=2, pipeline=4, rounds=4)
 
     def gradients(layout: Layout) -> float:
-        return peak_memory(question, layout, checkpointing=True).states.gradients
+        return peak_memory(question, layout).states.gradients
 
     once, stage = gradients(layout), 3 * BLOCK / 2  # the second of 4 stages has 3 of 8 blocks
     assert once == pytest.approx((4 / 2 + 4) * stage, rel=0.01)
@@ -152,10 +151,10 @@ def test_torchtitan_keeps_what_stages_send_and_buffers_for_gradients(tmp_path: P
     """The second of 4 stages: 3 blocks' inputs of 3 micro-batches, and of 6 in all 3 more buffers for inputs,
     6 for gradients, and 3 that it sent.
     """
-    question = ask(model(tmp_path))
+    question = ask(model(tmp_path), checkpointing="on")
     layout = Layout("torchtitan", data=2, tensor=2, pipeline=4, rounds=6)
     stream = 64 * 64 * 2 / 2
-    kept = peak_memory(question, layout, checkpointing=True).activations
+    kept = peak_memory(question, layout).activations
     assert kept == pytest.approx((3 * 3 + 3 + 6 + 3) * stream)
 
 
@@ -164,12 +163,12 @@ def test_converting_to_8_bits_takes_6_bytes_a_number(tmp_path: Path, monkeypatch
     monkeypatch.setattr("tracedoc.planner.timing.NARROW_TRAFFIC", 0.0)
     question = ask(model(tmp_path), gpus=8, fp8=True)
     layout = Layout("megatron", data=8)
-    step = predict(question, layout, CLUSTER, checkpointing=False)
+    step = predict(question, layout, CLUSTER)
     slow = replace(CLUSTER.gpu, hbm_gbps=CLUSTER.gpu.hbm_gbps / 2) if CLUSTER.gpu else None
-    slower = predict(question, layout, replace(CLUSTER, gpu=slow), checkpointing=False)
+    slower = predict(question, layout, replace(CLUSTER, gpu=slow))
     plain = ask(model(tmp_path), gpus=8)
-    without = predict(plain, layout, CLUSTER, checkpointing=False)
-    without_slower = predict(plain, layout, replace(CLUSTER, gpu=slow), checkpointing=False)
+    without = predict(plain, layout, CLUSTER)
+    without_slower = predict(plain, layout, replace(CLUSTER, gpu=slow))
     assert step is not None
     assert slower is not None
     assert without is not None
@@ -193,16 +192,16 @@ def test_experts_of_several_nodes_share_the_adapters_of_each(tmp_path: Path) -> 
 def test_megatron_is_given_the_option_for_what_is_predicted_overlapped(tmp_path: Path) -> None:
     shape, word = model(tmp_path, **MOE), "--overlap-moe-expert-parallel-comm"
     apart, together = Layout("megatron", data=16, expert=16), Layout("megatron", data=16, expert=8)
-    assert word in megatron_arguments(ask(shape), apart, checkpointing=False)
-    assert word not in megatron_arguments(ask(shape), together, checkpointing=False)
+    assert word in megatron_arguments(ask(shape), apart)
+    assert word not in megatron_arguments(ask(shape), together)
     staged = Layout("megatron", data=16, pipeline=2, expert=16, rounds=4)  # not interleaved
-    assert word not in megatron_arguments(ask(shape, gpus=32), staged, checkpointing=False)
+    assert word not in megatron_arguments(ask(shape, gpus=32), staged)
 
 
 def test_experts_are_shared_by_their_own_degree(tmp_path: Path) -> None:
     shape = model(tmp_path, **MOE)
-    together = peak_memory(ask(shape), Layout("megatron", data=16), checkpointing=False).states
-    apart = peak_memory(ask(shape), Layout("megatron", data=16, expert=4), checkpointing=False).states
+    together = peak_memory(ask(shape), Layout("megatron", data=16)).states
+    apart = peak_memory(ask(shape), Layout("megatron", data=16, expert=4)).states
     experts = 8 * 16 * 3 * 64 * 32
     assert together.parameters - apart.parameters == pytest.approx(2 * experts * 3 / 4)
     # GPUs with other experts share no expert's states: 4 have each, of a quarter of them.
@@ -215,7 +214,7 @@ def test_all_gpus_together_hold_every_states_once_however_experts_are_split(tmp_
         Layout("torchtitan", data=16, expert=8),
         Layout("torchtitan", data=4, tensor=2, context=2, expert=4),
     ):
-        states = peak_memory(ask(shape), layout, checkpointing=False).states
+        states = peak_memory(ask(shape), layout).states
         assert 16 * states.states == pytest.approx(16 * shape.parameters, rel=0.01)
         experts = 8 * 16 * 3 * 64 * 32 / layout.tensor / layout.expert
         peers = layout.shards // layout.expert
@@ -229,7 +228,7 @@ def test_tensor_parallelism_sends_the_stream_four_times_a_block_and_pass(tmp_pat
     (once,) = sent(question, layout, "tensor")
     assert once.sent == pytest.approx(8 * 4 * 2 * (2 * 64 * 64 * 2) * 3 / 4)
     assert gbps(question, layout, "tensor") == 400.0
-    (again,) = sent(question, layout, "tensor", checkpointing=True)
+    (again,) = sent(question.changed(checkpointing="on"), layout, "tensor")
     assert again.sent == pytest.approx(1.5 * once.sent)
 
 
@@ -243,11 +242,11 @@ def test_data_parallelism_is_a_layout_that_splits_nothing_else(tmp_path: Path) -
     question = ask(model(tmp_path), gpus=8, micro_batch=4)
     layout, sharded = Layout("torchtitan", data=8, micro_batch=4), data_parallel(question, "full-shard")
     assert model_states(question, layout) == model_states(question, sharded)
-    one, other = (predict(question, each, CLUSTER, checkpointing=False) for each in (layout, sharded))
+    one, other = (predict(question, each, CLUSTER) for each in (layout, sharded))
     assert one is not None
     assert other is not None
     assert one.expected_ms == other.expected_ms
-    peaks = [peak_memory(question, each, checkpointing=False) for each in (layout, sharded)]
+    peaks = [peak_memory(question, each) for each in (layout, sharded)]
     assert peaks[0].activations == peaks[1].activations
     assert peaks[0].moment == peaks[1].moment == "loss"
     assert peaks[0].units - peaks[1].units == 2 * BLOCK - 2 * (256 * 64 + 64)
@@ -262,7 +261,7 @@ def test_a_pipelines_step_is_micro_batches_and_stages_but_one(tmp_path: Path) ->
     """4 even stages, 4 micro-batches: 7 times a stage's micro-batch, of which 4 are work."""
     layout = Layout("megatron", data=1, pipeline=4, rounds=4)
     far = Cluster(find_gpu("H100"), NVLINK, NETWORK)
-    step = predict(ask(model(tmp_path), gpus=4), layout, far, checkpointing=False)
+    step = predict(ask(model(tmp_path), gpus=4), layout, far)
     assert step is not None
     rest = step.optimizer_ms + step.comm_ms
     assert step.compute_ms * 7 / 4 <= step.expected_ms <= step.compute_ms * 7 / 4 + 7 / 4 * rest
@@ -301,7 +300,7 @@ def test_405b_on_512_h100_fits_as_it_was_trained(tmp_path: Path) -> None:
     assert not any(one.fits for one in rank(question, PlanRequest(cluster)) if one.family != "deepspeed")
     every = layouts(question, "torchtitan", Update(512))
     known = next(one for one in every if one.id == "tp8-pp8-fsdp8" and one.micro_batch == 1)
-    assert peak_memory(question, known, checkpointing=True).total < gpu.memory_bytes
+    assert peak_memory(question.changed(checkpointing="on"), known).total < gpu.memory_bytes
     chosen = advise(question, PlanRequest(cluster, framework="torchtitan")).chosen
     assert chosen is not None
     assert chosen.fits
@@ -324,7 +323,7 @@ TORCHTITAN = {
 
 def test_torchtitan_reads_the_printed_sections(tmp_path: Path) -> None:
     layout = Layout("torchtitan", 8, 8, 8, chunks=2, micro_batch=2, rounds=16)
-    text = torchtitan_toml(ask(model(tmp_path), gpus=512), layout, checkpointing=True)
+    text = torchtitan_toml(ask(model(tmp_path), gpus=512, checkpointing="on"), layout)
     written = tomllib.loads(text)
     for section, keys in written.items():
         assert set(keys) <= TORCHTITAN[section]
@@ -351,7 +350,7 @@ MEGATRON = {
 def test_megatron_knows_the_printed_arguments(tmp_path: Path) -> None:
     shape = model(tmp_path, **LLAMA_405B)
     layout = Layout("megatron", 4, 8, 16, micro_batch=2, rounds=16)
-    text = megatron_arguments(ask(shape, gpus=512, fp8=True), layout, checkpointing=True)
+    text = megatron_arguments(ask(shape, gpus=512, fp8=True, checkpointing="on"), layout)
     words = shlex.split(text.removeprefix("LAYOUT=(").removesuffix(")"))
     given = dict(zip(words, [*words[1:], ""], strict=True))
     assert {word for word in words if word.startswith("--")} <= MEGATRON
@@ -373,15 +372,15 @@ def test_what_these_frameworks_are_not_planned_for_is_refused(
 
 def test_a_loss_over_a_split_vocabulary_takes_16_bytes_a_logit(tmp_path: Path) -> None:
     """8192 tokens x 8192 words over 4 GPUs, more than what a block needs."""
-    question = ask(model(tmp_path, vocab_size=8192), sequence=8192)
-    memory = peak_memory(question, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
+    question = ask(model(tmp_path, vocab_size=8192), sequence=8192, checkpointing="on")
+    memory = peak_memory(question, Layout("torchtitan", data=4, tensor=4))
     assert memory.moment == "loss"
     gathered = 8192 * 64 * 2 * 3 / 4  # what goes into the head, beside the part that is there anyway
     assert memory.working == pytest.approx(8192 * 8192 * 16 / 4 + gathered)
     each_step = memory.activations + memory.working + memory.units
     assert memory.reserve == pytest.approx(0.1 * each_step + 8192 * 8192 * 2 / 4)
-    fused = ask(model(tmp_path, vocab_size=8192), sequence=8192, loss="fused")
-    memory = peak_memory(fused, Layout("torchtitan", data=4, tensor=4), checkpointing=True)
+    fused = question.changed(loss="fused")
+    memory = peak_memory(fused, Layout("torchtitan", data=4, tensor=4))
     assert memory.working == pytest.approx(8192 * 8192 * 4 / 4 + gathered)
 
 

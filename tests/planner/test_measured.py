@@ -21,7 +21,7 @@ def test_computation_that_took_twice_as_long_does_so_everywhere() -> None:
     usual = candidate(RUN, data_parallel(RUN, "full-shard"), REQUEST).step
     assert usual is not None
     twice = 2 * usual.compute_ms + usual.optimizer_ms
-    found = compare(RUN, REQUEST, "full-shard", twice, checkpointing=False)
+    found = compare(RUN, REQUEST, "full-shard", twice)
     assert found is not None
     assert found.scale == pytest.approx(2)
     assert found.predicted.expected_ms == usual.expected_ms
@@ -37,7 +37,7 @@ def test_what_the_run_idled_stays_in_every_strategy() -> None:
     usual = candidate(RUN, data_parallel(RUN, "full-shard"), REQUEST).step
     assert usual is not None
     measured = usual.compute_ms + usual.optimizer_ms
-    found = compare(RUN, REQUEST, "full-shard", measured, checkpointing=False)
+    found = compare(RUN, REQUEST, "full-shard", measured)
     assert found is not None
     assert found.idle_ms(usual.expected_ms + 100) == pytest.approx(100)
     assert found.idle_ms(usual.expected_ms / 2) == 0
@@ -51,6 +51,6 @@ def test_what_the_run_idled_stays_in_every_strategy() -> None:
 
 
 def test_a_strategy_that_the_planner_does_not_know_is_not_compared() -> None:
-    assert compare(RUN, REQUEST, "", 10.0, checkpointing=False) is None
+    assert compare(RUN, REQUEST, "", 10.0) is None
     unknown = PlanRequest(Cluster(None, None, None))
-    assert compare(RUN, unknown, "ddp", 10.0, checkpointing=False) is None
+    assert compare(RUN, unknown, "ddp", 10.0) is None

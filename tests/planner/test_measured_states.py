@@ -46,7 +46,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[st
     """Return what every process measured; all in one run, as importing torch takes longest."""
     asked = {}
     for strategy, precision in CASES:
-        printed = configurations(question(200_000, strategy, precision), strategy, checkpointing=True)
+        printed = configurations(question(200_000, strategy, precision).changed(checkpointing="on"), strategy)
         asked[f"{strategy} {precision}"] = (printed[0].text, DTYPES[precision])
     meeting = tmp_path_factory.mktemp("gloo") / "meeting"
     script = Path(__file__).with_name("measure_states.py")

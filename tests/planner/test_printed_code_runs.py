@@ -28,26 +28,26 @@ pytestmark = pytest.mark.soak
 WORLD = 2
 HAS_PEFT = importlib.util.find_spec("peft") is not None
 HALF = Training(precision="bf16")
-CASES: dict[str, tuple[str, Training, bool]] = {
-    "ddp": ("ddp", Training(), True),
-    "ddp in bf16": ("ddp", HALF, False),
-    "ddp, selective": ("ddp", Training(checkpointing="selective"), True),
-    "ddp, momentum": ("ddp", Training(precision="fp32", optimizer="sgd-momentum"), False),
-    "ddp, Muon": ("ddp", Training(precision="fp32", optimizer="muon"), False),
-    "ddp, Adafactor": ("ddp", Training(precision="fp32", optimizer="adafactor"), False),
-    "ZeRO-1 optimizer": ("zero-redundancy", Training(precision="fp32"), False),
-    "ZeRO-1 optimizer, momentum": ("zero-redundancy", Training(optimizer="sgd-momentum"), False),
-    "FSDP2": ("full-shard", Training(), True),
-    "FSDP2, selective": ("full-shard", Training(checkpointing="selective"), True),
-    "FSDP2, kept gathered": ("shard-grad-op", Training(), False),
-    "FSDP2, offloaded": ("full-shard", Training(offload="all"), False),
-    "FSDP2 in bf16": ("full-shard", HALF, False),
-    "FSDP2, optimizer in backward": ("full-shard", Training(optimizer_in_backward=True), False),
+CASES: dict[str, tuple[str, Training]] = {
+    "ddp": ("ddp", Training(checkpointing="on")),
+    "ddp in bf16": ("ddp", HALF),
+    "ddp, selective": ("ddp", Training(checkpointing="selective")),
+    "ddp, momentum": ("ddp", Training(precision="fp32", optimizer="sgd-momentum")),
+    "ddp, Muon": ("ddp", Training(precision="fp32", optimizer="muon")),
+    "ddp, Adafactor": ("ddp", Training(precision="fp32", optimizer="adafactor")),
+    "ZeRO-1 optimizer": ("zero-redundancy", Training(precision="fp32")),
+    "ZeRO-1 optimizer, momentum": ("zero-redundancy", Training(optimizer="sgd-momentum")),
+    "FSDP2": ("full-shard", Training(checkpointing="on")),
+    "FSDP2, selective": ("full-shard", Training(checkpointing="selective")),
+    "FSDP2, kept gathered": ("shard-grad-op", Training()),
+    "FSDP2, offloaded": ("full-shard", Training(offload="all")),
+    "FSDP2 in bf16": ("full-shard", HALF),
+    "FSDP2, optimizer in backward": ("full-shard", Training(optimizer_in_backward=True)),
 }
-ADAPTERS: dict[str, tuple[str, Training, bool]] = {
-    "LoRA": ("ddp", Training(lora_rank=4), True),
-    "LoRA on all": ("ddp", Training(lora_rank=4, lora_targets=("all-linear",)), False),
-    "LoRA sharded": ("full-shard", Training(lora_rank=4), True),
+ADAPTERS: dict[str, tuple[str, Training]] = {
+    "LoRA": ("ddp", Training(lora_rank=4, checkpointing="on")),
+    "LoRA on all": ("ddp", Training(lora_rank=4, lora_targets=("all-linear",))),
+    "LoRA sharded": ("full-shard", Training(lora_rank=4, checkpointing="on")),
 }
 
 
@@ -63,9 +63,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> ModelShape:
     return read_model_config(file)
 
 
-def printed(model: ModelShape, strategy: str, training: Training, checkpointing: bool) -> list[Configuration]:
-    question = Question(model, training, WORLD, 1, 80e9)
-    return list(configurations(question, strategy, checkpointing=checkpointing))
+def printed(model: ModelShape, strategy: str, training: Training) -> tuple[Configuration, ...]:
+    return configurations(Question(model, training, WORLD, 1, 80e9), strategy)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +72,8 @@ def trained(llama: ModelShape, tmp_path_factory: pytest.TempPathFactory) -> dict
     """What became of each case; all in one run, as importing takes longest."""
     cases = CASES | (ADAPTERS if HAS_PEFT else {})
     asked = {}
-    for name, (strategy, training, checkpointing) in cases.items():
-        code = next(c for c in printed(llama, strategy, training, checkpointing) if c.framework == "pytorch")
+    for name, (strategy, training) in cases.items():
+        code = next(c for c in printed(llama, strategy, training) if c.framework == "pytorch")
         asked[name] = [code.text, "bfloat16" if training.precision == "bf16" else "float32"]
     meeting = tmp_path_factory.mktemp("gloo") / "meeting"
     script = Path(__file__).with_name("run_printed.py")
@@ -120,8 +119,8 @@ sys.stdout.write(f"trained {{accelerator.num_processes}}\\n")
 
 def test_accelerate_launches_with_the_printed_file(llama: ModelShape, tmp_path: Path) -> None:
     """On CPUs Accelerate has DDP only; that its plugin reads the files of FSDP is another test."""
-    training = Training(lora_rank=4) if HAS_PEFT else Training()
-    texts = [c for c in printed(llama, "ddp", training, True) if c.framework == "accelerate"]
+    training = Training(lora_rank=4 if HAS_PEFT else 0, checkpointing="on")
+    texts = [c for c in printed(llama, "ddp", training) if c.framework == "accelerate"]
     settings = yaml.safe_load(texts[0].text) | {"use_cpu": True, "main_process_port": 0}
     (tmp_path / "accelerate.yaml").write_text(yaml.safe_dump(settings))
     (tmp_path / "train.py").write_text(TRAIN.format(adapters="\n".join(c.text for c in texts[1:])))
@@ -174,7 +173,7 @@ def test_deepspeed_steps_and_the_trainer_fills_in_the_printed_file(llama: ModelS
         pytest.skip("deepspeed is not installed (make loaders)")
     asked = {}
     for strategy in ("zero-1", "zero-2", "zero-3"):
-        texts = {c.framework: c.text for c in printed(llama, strategy, Training(micro_batch=3), False)}
+        texts = {c.framework: c.text for c in printed(llama, strategy, Training(micro_batch=3))}
         asked[strategy] = [json.loads(texts["trainer"]), json.loads(texts["deepspeed"])]
     done = subprocess.run(
         [sys.executable, "-c", DEEPSPEED],
@@ -198,6 +197,6 @@ def test_deepspeed_steps_and_the_trainer_fills_in_the_printed_file(llama: ModelS
 
 def test_with_offload_the_trainers_own_learning_rate_counts(llama: ModelShape) -> None:
     """Two that differ are an error of the Trainer; plain DeepSpeed takes the one in the file."""
-    texts = {c.framework: c.text for c in printed(llama, "zero-3", Training(offload="all"), False)}
+    texts = {c.framework: c.text for c in printed(llama, "zero-3", Training(offload="all"))}
     assert "lr" not in texts["trainer"]
     assert json.loads(texts["deepspeed"])["optimizer"]["params"] == {"lr": 1e-4}

@@ -150,7 +150,7 @@ def test_deepseek_v3_of_megatron_cores_report(tmp_path: Path) -> None:
     training = Training(sequence=4096, loss="fused", accumulation=64)
     question = Question(read_model_config(file), training, 256, 32, 192e9)
     layout = Layout("megatron", 64, pipeline=4, expert=64, chunks=4, rounds=64)
-    memory = peak_memory(in_framework(question, layout), layout, checkpointing=False)
+    memory = peak_memory(in_framework(question, layout), layout)
     assert memory.states.states / GB == pytest.approx(36.4 + 32.1, rel=0.10)
     assert memory.activations / GB == pytest.approx(131.0, rel=0.10)
     allocated = memory.total - memory.reserve - memory.context

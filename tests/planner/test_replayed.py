@@ -12,9 +12,9 @@ from tracedoc.planner.setup import PlanRequest, Question, Training
 from tracedoc.planner.shape import shape_from_parameters
 
 H100 = find_gpu("H100")
-RUN = Question(shape_from_parameters(10**9), Training(), 4, 1, 80e9)
+RUN = Question(shape_from_parameters(10**9), Training(checkpointing="off"), 4, 1, 80e9)
 PREDICTED = [("keep-gathered", (80.0, 85.0, 90.0)), ("more-ranks by=2", (101.0, 102.0, 103.0))]
-KNOWN = replayed_steps(RUN, "full-shard", 100.0, PREDICTED, checkpointing=False)
+KNOWN = replayed_steps(RUN, "full-shard", 100.0, PREDICTED)
 REQUEST = PlanRequest(Cluster(H100, link_of(H100), None), replayed=KNOWN)
 
 
@@ -48,8 +48,8 @@ def test_other_training_machines_and_strategies_are_estimated() -> None:
 
 
 def test_without_a_replay_or_a_measured_step_nothing_is_known() -> None:
-    assert replayed_steps(RUN, "full-shard", 100.0, [], checkpointing=False) == ()
-    assert replayed_steps(RUN, "full-shard", None, PREDICTED, checkpointing=False) == ()
-    assert replayed_steps(RUN, "", 100.0, PREDICTED, checkpointing=False) == ()
-    (_, only) = replayed_steps(RUN, "ddp", 100.0, PREDICTED, checkpointing=False)
+    assert replayed_steps(RUN, "full-shard", 100.0, []) == ()
+    assert replayed_steps(RUN, "full-shard", None, PREDICTED) == ()
+    assert replayed_steps(RUN, "", 100.0, PREDICTED) == ()
+    (_, only) = replayed_steps(RUN, "ddp", 100.0, PREDICTED)
     assert only.gpus == 8

@@ -30,7 +30,7 @@ def question(gpus: int = 8, nodes: int = 1, **training: object) -> Question:
 
 
 def step(asked: Question, strategy: str, **how: object) -> Step:
-    how = {"checkpointing": False, "utilisation": 0.5} | how
+    how = {"utilisation": 0.5} | how
     found = predict(asked, data_parallel(asked, strategy), Cluster(GPU, LINK, None), **how)
     assert found is not None
     return found
@@ -38,21 +38,21 @@ def step(asked: Question, strategy: str, **how: object) -> Step:
 
 def test_arithmetic_is_6_flops_a_parameter_and_token() -> None:
     asked = question(sequence=1000)
-    forward, backward, again = step_flops(asked, checkpointing=False)
+    forward, backward, again = step_flops(asked)
     model = asked.model
     attention = 12 * model.blocks * model.hidden * 1000 * 1000
     multiplied = P - model.outside_parameters + model.vocabulary * model.hidden  # the embedding is looked up
     assert forward.total + backward.total == pytest.approx(6 * multiplied * 1000 + attention)
     assert again.total == 0
     # Blocks are computed again, the head is not.
-    again = step_flops(asked, checkpointing=True)[2]
+    again = step_flops(asked.changed(checkpointing="on"))[2]
     assert again.total == pytest.approx(2 * (P - model.outside_parameters) * 1000 + attention / 3)
 
 
 def test_selective_checkpointing_computes_every_second_product_again() -> None:
     """A Llama block of width h: q, k, v, o of h^2, gate, up, down of 8/3 h^2; k, o and up of 12 h^2 again."""
     asked = question(sequence=1000, checkpointing="selective")
-    again = step_flops(asked, checkpointing=True)[2]
+    again = step_flops(asked)[2]
     inside = 2 * (P - asked.model.outside_parameters) * 1000
     assert again.attention == 0
     assert again.matmul == pytest.approx(inside * (1 + 1 + 8 / 3) / 12, rel=1e-3)
@@ -61,14 +61,10 @@ def test_selective_checkpointing_computes_every_second_product_again() -> None:
 def test_what_a_run_computed_replaces_the_estimate_and_is_partly_repeated_by_checkpointing() -> None:
     """300 ms, of which forward is a third, and embeddings and head a small part of that."""
     cluster = Cluster(GPU, LINK, None)
-    asked = question(1)
-    flops = step_flops(asked, checkpointing=True)
-    steps = [
-        predict(
-            asked, data_parallel(asked, "single"), cluster, checkpointing=again, measured_compute_ms=300.0
-        )
-        for again in (False, True)
-    ]
+    layout = data_parallel(question(1), "single")
+    once, again = (question(1, checkpointing=on) for on in ("off", "on"))
+    flops = step_flops(again)
+    steps = [predict(asked, layout, cluster, measured_compute_ms=300.0) for asked in (once, again)]
     repeated = 300 * flops[2].total / (flops[0].total + flops[1].total)
     assert 80 < repeated < 100
     assert [one.compute_ms for one in steps if one] == pytest.approx([300, 300 + repeated])
@@ -80,16 +76,9 @@ def test_what_a_run_computed_is_that_of_all_its_micro_batches() -> None:
 
 def test_no_time_is_predicted_without_gpu_or_link() -> None:
     for cluster in (Cluster(None, LINK, None), Cluster(GPU, None, None)):
-        assert predict(question(), data_parallel(question(), "ddp"), cluster, checkpointing=False) is None
-    assert (
-        predict(
-            question(16, 2),
-            data_parallel(question(16, 2), "hsdp"),
-            Cluster(GPU, LINK, None),
-            checkpointing=False,
-        )
-        is None
-    )
+        assert predict(question(), data_parallel(question(), "ddp"), cluster) is None
+    layout = data_parallel(question(16, 2), "hsdp")
+    assert predict(question(16, 2), layout, Cluster(GPU, LINK, None)) is None
 
 
 def test_what_travels_once_an_update_hides_beside_one_micro_batch() -> None:
@@ -136,13 +125,13 @@ def test_what_no_product_does_runs_at_the_speed_of_the_memory(monkeypatch: pytes
     monkeypatch.setattr("tracedoc.planner.timing.NARROW_TRAFFIC", 0.0)
     fast = Gpu("GPU", 80, 1e9, 1000, "nvlink", "test", matmul=1.0, attention=1.0)
     asked = question(1)
-    found = predict(asked, data_parallel(asked, "single"), Cluster(fast, None, None), checkpointing=False)
+    found = predict(asked, data_parallel(asked, "single"), Cluster(fast, None, None))
     assert found is not None
     kept = asked.model.blocks * block_activations(asked, data_parallel(asked, "single"))
     moved = 9.2 * kept + 48 * asked.training.tokens * asked.model.vocabulary
     assert found.compute_ms == pytest.approx(moved / 1e9)
     half = asked.changed(compiled=True)
-    compiled = predict(half, data_parallel(half, "single"), Cluster(fast, None, None), checkpointing=False)
+    compiled = predict(half, data_parallel(half, "single"), Cluster(fast, None, None))
     assert compiled is not None
     assert compiled.compute_ms < found.compute_ms
 

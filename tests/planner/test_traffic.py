@@ -111,7 +111,7 @@ def test_what_gradient_accumulation_sends_again(strategy: str, passes: int) -> N
     asked = question(precision="fp32", accumulation=4)
     each = (2 if strategy == "ddp" else 1) * 4 * P * 7 / 8
     layout = data_parallel(asked, strategy)
-    assert sent_in_an_update(asked, layout, checkpointing=False) == pytest.approx(passes * each)
+    assert sent_in_an_update(asked, layout) == pytest.approx(passes * each)
 
 
 @pytest.mark.parametrize(

@@ -133,7 +133,7 @@ def _checkpointed(question: Question, layout: Layout, request: PlanRequest) -> t
         kinds = ("on",) if request.objective == "memory" else ("off", *selective, "on")
     for kind in kinds:
         question = question.changed(checkpointing=kind)
-        memory = peak_memory(question, layout, checkpointing=kind != "off")
+        memory = peak_memory(question, layout)
         if surely_fits(memory, question.memory_bytes):
             break
     return question, memory
@@ -142,37 +142,35 @@ def _checkpointed(question: Question, layout: Layout, request: PlanRequest) -> t
 def candidate(question: Question, layout: Layout, request: PlanRequest) -> Candidate:
     """One layout, with activation checkpointing where that is wanted, or needed and left open."""
     asked, memory = _checkpointed(in_framework(question, layout), layout, request)
-    available, kept = question.memory_bytes, asked.training.checkpointing
-    checkpointing = kept != "off"
+    available, training = question.memory_bytes, asked.training
     strategy_alone = layout.strategy in STRATEGIES
     step = predict(
         asked,
         layout,
         request.cluster,
-        checkpointing=checkpointing,
         utilisation=request.utilisation,
         measured_compute_ms=request.measured_compute_ms if strategy_alone else None,
         scale=request.scale,
         idle_ms=request.idle_ms,
     )
-    step = as_replayed(step, question, layout.id, request.replayed, checkpointing=checkpointing)
+    step = as_replayed(step, asked, layout.id, request.replayed)
     fits = may_fit(memory, available)
-    tokens = layout.data * layout.rounds * asked.training.tokens
+    tokens = layout.data * layout.rounds * training.tokens
     return Candidate(
         strategy=layout.id,
         title=layout.title,
         family=layout.family,
-        checkpointing=checkpointing,
+        checkpointing=training.recomputes,
         memory=memory,
         total_bytes=memory.total,
         fits=fits,
         tight=fits and not surely_fits(memory, available),
         headroom_bytes=available - memory.total,
-        traffic_bytes=sent_in_an_update(asked, layout, checkpointing=checkpointing),
+        traffic_bytes=sent_in_an_update(asked, layout),
         step=step,
         tokens_per_second=tokens / step.expected_ms * 1e3 if step else None,
         layout=layout,
-        selective=kept == "selective",
+        selective=training.checkpointing == "selective",
     )
 
 

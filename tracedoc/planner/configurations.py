@@ -35,35 +35,35 @@ class Configuration(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-def configurations(question: Question, strategy: str, *, checkpointing: bool) -> tuple[Configuration, ...]:
+def configurations(question: Question, strategy: str) -> tuple[Configuration, ...]:
     """Return the configurations for a strategy by its id, those of plain PyTorch first where it has it."""
     family = STRATEGIES[strategy].family
     # On one GPU the same settings serve, with one shard.
     name = {"single-fsdp": "full-shard"}.get(strategy, strategy.removeprefix("single-"))
-    found = [] if family == "deepspeed" else [_pytorch(question, name, checkpointing)]
+    found = [] if family == "deepspeed" else [_pytorch(question, name)]
     trainer_has = strategy != "zero-redundancy" and not STRATEGIES[strategy].kept_in_node
     trainer_has = trainer_has and question.training.optimizer != "muon"
     if trainer_has:
-        found += _accelerate(question, name, checkpointing)
-        found += _trainer(question, name, checkpointing)
+        found += _accelerate(question, name)
+        found += _trainer(question, name)
     if family == "deepspeed" or strategy == "ddp":
-        found.append(_deepspeed(question, name, checkpointing))
-    whole = not checkpointing or question.training.checkpointing != "selective"
+        found.append(_deepspeed(question, name))
+    whole = question.training.checkpointing != "selective"
     return tuple(one for one in found if whole or one.framework not in WHOLE_BLOCKS)
 
 
 def configurations_of(question: Question, chosen: Candidate) -> tuple[Configuration, ...]:
     """Return the configurations for what was chosen: for a layout those of its framework."""
     layout = chosen.layout
-    if chosen.selective:
-        question = question.changed(checkpointing="selective")
+    kept = "selective" if chosen.selective else "on" if chosen.checkpointing else "off"
+    question = question.changed(checkpointing=kept)
     if layout.strategy in STRATEGIES:
-        return configurations(question, chosen.strategy, checkpointing=chosen.checkpointing)
+        return configurations(question, chosen.strategy)
     if layout.family == "torchtitan":
-        text = torchtitan_toml(question, layout, checkpointing=chosen.checkpointing)
+        text = torchtitan_toml(question, layout)
         title = f"torchtitan 0.2 ({TOML_NAME}), beside your [model], [optimizer] and data"
         return (Configuration(layout.family, title, "toml", text, _in_torchtitan(question, layout)),)
-    text = megatron_arguments(question, layout, checkpointing=chosen.checkpointing)
+    text = megatron_arguments(question, layout)
     title = f"Megatron-LM ({ARGUMENTS_NAME}), beside your model, data and learning rate"
     note = "Source it in the shell that starts pretrain_gpt.py."
     return (Configuration(layout.family, title, "bash", text, note),)
@@ -81,20 +81,19 @@ def _in_torchtitan(question: Question, layout: Layout) -> str:
     return _sentences(notes)
 
 
-def _pytorch(question: Question, strategy: str, checkpointing: bool) -> Configuration:
+def _pytorch(question: Question, strategy: str) -> Configuration:
     write = fsdp2_code if STRATEGIES[strategy].family == "fsdp" else ddp_code
     title = "PyTorch FSDP2" if write is fsdp2_code else ("PyTorch DDP" if question.gpus > 1 else "PyTorch")
     notes = [_loading(question), _rounds(question, "model.no_sync()" if strategy == "ddp" else "")]
-    return Configuration(
-        "pytorch", title, "python", write(question, strategy, checkpointing), _sentences(notes)
-    )
+    return Configuration("pytorch", title, "python", write(question, strategy), _sentences(notes))
 
 
-def _accelerate(question: Question, strategy: str, checkpointing: bool) -> list[Configuration]:
-    text = accelerate_yaml(question, strategy, checkpointing)
+def _accelerate(question: Question, strategy: str) -> list[Configuration]:
+    text = accelerate_yaml(question, strategy)
     fsdp = STRATEGIES[strategy].family == "fsdp"
     notes = [_loading(question), _units(question, strategy)]
-    if checkpointing and not fsdp:
+    in_code = question.training.recomputes and not fsdp
+    if in_code:
         notes.append(_enable_checkpointing(question))
     rounds = question.training.accumulation
     if rounds > 1:
@@ -102,13 +101,13 @@ def _accelerate(question: Question, strategy: str, checkpointing: bool) -> list[
         notes.append(f"In the code: {accumulate}")
     found = [Configuration("accelerate", "Accelerate (accelerate.yaml)", "yaml", text, _sentences(notes))]
     if question.training.lora_rank:
-        code = module(adapters(question, checkpointing and not fsdp))
+        code = module(adapters(question, in_code))
         found.append(Configuration("accelerate", "Adapters, before prepare()", "python", code))
     return found + _settings_for(question, strategy, "accelerate")
 
 
-def _trainer(question: Question, strategy: str, checkpointing: bool) -> list[Configuration]:
-    text = trainer_code(question, strategy, checkpointing)
+def _trainer(question: Question, strategy: str) -> list[Configuration]:
+    text = trainer_code(question, strategy)
     notes = _sentences([_loading(question), _units(question, strategy)])
     found = [Configuration("trainer", "Transformers Trainer", "python", text, notes)]
     return found + _settings_for(question, strategy, "trainer")
@@ -122,9 +121,9 @@ def _settings_for(question: Question, strategy: str, framework: str) -> list[Con
     return [Configuration(framework, "DeepSpeed (ds_config.json)", "json", text)]
 
 
-def _deepspeed(question: Question, strategy: str, checkpointing: bool) -> Configuration:
+def _deepspeed(question: Question, strategy: str) -> Configuration:
     text = json.dumps(deepspeed_settings(question, strategy, auto=False), indent=2)
-    notes = [_enable_checkpointing(question)] if checkpointing else []
+    notes = [_enable_checkpointing(question)] if question.training.recomputes else []
     if question.training.offload != "none":
         notes.append("Set your learning rate in it; deepspeed.initialize makes the optimizer")
     else:
@@ -195,7 +194,7 @@ def _mixed_precision(question: Question) -> str:
     )
 
 
-def accelerate_yaml(question: Question, strategy: str, checkpointing: bool) -> str:
+def accelerate_yaml(question: Question, strategy: str) -> str:
     """Return a YAML file for ``accelerate launch --config_file``, with the keys of accelerate 1.10."""
     kind = "FSDP" if STRATEGIES[strategy].family == "fsdp" else "MULTI_GPU"
     kind = "DEEPSPEED" if strategy.startswith("zero-") and strategy != "zero-redundancy" else kind
@@ -213,7 +212,7 @@ def accelerate_yaml(question: Question, strategy: str, checkpointing: bool) -> s
             "fsdp_version": 2,
             "fsdp_reshard_after_forward": strategy != "shard-grad-op",
             "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_activation_checkpointing": checkpointing,
+            "fsdp_activation_checkpointing": question.training.recomputes,
             "fsdp_offload_params": question.training.offload == "all",
             "fsdp_cpu_ram_efficient_loading": True,
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
@@ -236,7 +235,7 @@ def accelerate_yaml(question: Question, strategy: str, checkpointing: bool) -> s
     return msgspec.yaml.encode(settings).decode().rstrip("\n")
 
 
-def trainer_code(question: Question, strategy: str, checkpointing: bool) -> str:
+def trainer_code(question: Question, strategy: str) -> str:
     """Return ``TrainingArguments``; ``fsdp_config`` is that of Transformers 5 (FSDP2)."""
     training = question.training
     imports = ["from transformers import TrainingArguments"]
@@ -254,7 +253,7 @@ def trainer_code(question: Question, strategy: str, checkpointing: bool) -> str:
             "version": 2,
             "reshard_after_forward": strategy != "shard-grad-op",
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "activation_checkpointing": checkpointing,
+            "activation_checkpointing": training.recomputes,
         }
         if training.offload == "all":
             config["cpu_offload"] = True
@@ -270,7 +269,7 @@ def trainer_code(question: Question, strategy: str, checkpointing: bool) -> str:
                 f" dp_shard_size={part}\n    )"
             )
     else:
-        if checkpointing:
+        if training.recomputes:
             arguments += ["gradient_checkpointing=True"]
             arguments += ['gradient_checkpointing_kwargs={"use_reentrant": False}']
         if strategy.startswith("zero-"):
@@ -360,7 +359,7 @@ def _zero(question: Question, stage: int) -> Plain:
     return zero
 
 
-def torchtitan_toml(question: Question, layout: Layout, *, checkpointing: bool) -> str:
+def torchtitan_toml(question: Question, layout: Layout) -> str:
     """Return the sections of torchtitan's file that a layout decides; model and data are the user's.
 
     Without a pipeline the local batch is a micro-batch, and torchtitan accumulates up to the global batch.
@@ -387,8 +386,9 @@ def torchtitan_toml(question: Question, layout: Layout, *, checkpointing: bool) 
             ("pipeline_parallel_schedule", "Interleaved1F1B" if layout.chunks > 1 else "1F1B"),
             ("pipeline_parallel_microbatch_size", layout.micro_batch),
         ]
-    recompute: list[tuple[str, object]] = [("mode", _mode(question, checkpointing))]
-    if recompute[0][1] == "selective":
+    mode = {"on": "full", "selective": "selective"}.get(training.checkpointing, "none")
+    recompute: list[tuple[str, object]] = [("mode", mode)]
+    if mode == "selective":
         recompute.append(("selective_ac_option", "op"))
     sections: list[tuple[str, list[tuple[str, object]]]] = [
         (
@@ -404,22 +404,12 @@ def torchtitan_toml(question: Question, layout: Layout, *, checkpointing: bool) 
         ("activation_checkpoint", recompute),
     ]
     blocks = [
-        "\n".join([f"[{name}]", *(f"{key} = {_toml(v)}" for key, v in keys)]) for name, keys in sections
+        "\n".join([f"[{name}]", *(f"{key} = {json.dumps(v)}" for key, v in keys)]) for name, keys in sections
     ]
     return "\n\n".join(blocks)
 
 
-def _mode(question: Question, checkpointing: bool) -> str:
-    if not checkpointing:
-        return "none"
-    return "selective" if question.training.checkpointing == "selective" else "full"
-
-
-def _toml(value: object) -> str:
-    return json.dumps(value)
-
-
-def megatron_arguments(question: Question, layout: Layout, *, checkpointing: bool) -> str:
+def megatron_arguments(question: Question, layout: Layout) -> str:
     """Return the arguments of Megatron-LM's ``pretrain_gpt.py`` that a layout decides, not the model's."""
     training, model = question.training, question.model
     words = [
@@ -461,9 +451,9 @@ def megatron_arguments(question: Question, layout: Layout, *, checkpointing: boo
     words += _PRECISION[training.precision]
     if training.fp8:
         words += ["--fp8-format hybrid", "--transformer-impl transformer_engine"]
-    if checkpointing and training.checkpointing != "selective":
+    if training.checkpointing == "on":
         words += ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
-    elif checkpointing:
+    elif training.checkpointing == "selective":
         words.append("--recompute-granularity selective")
         if training.recomputed:
             words.append(f"--recompute-modules {' '.join(training.recomputed)}")

@@ -14,11 +14,11 @@ from tracedoc.planner.timing import Step, predict
 from tracedoc.units import format_gb, format_ms
 
 
-def peak_note(question: Question, strategy: str, peak_bytes: float, *, checkpointing: bool) -> str:
+def peak_note(question: Question, strategy: str, peak_bytes: float) -> str:
     """Return the measured peak and what is predicted for it, without the context, which is in neither."""
     if strategy not in STRATEGIES:
         return ""
-    memory = peak_memory(question, data_parallel(question, strategy), checkpointing=checkpointing)
+    memory = peak_memory(question, data_parallel(question, strategy))
     predicted = memory.total - memory.context
     error = f"{predicted / peak_bytes - 1:+.0%}"
     return f"Measured peak {format_gb(peak_bytes)} on a GPU, predicted {format_gb(predicted)} ({error})."
@@ -53,7 +53,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def beside_computation(
-    question: Question, request: PlanRequest, strategy: str, step_ms: float, *, checkpointing: bool
+    question: Question, request: PlanRequest, strategy: str, step_ms: float
 ) -> tuple[float, str]:
     """The milliseconds of a run's step beside computation and communication, and a sentence about them.
 
@@ -67,7 +67,6 @@ def beside_computation(
             question,
             data_parallel(question, strategy),
             request.cluster,
-            checkpointing=checkpointing,
             measured_compute_ms=compute_ms,
         )
     if found is None:
@@ -80,12 +79,7 @@ def beside_computation(
 
 
 def compare(
-    question: Question,
-    request: PlanRequest,
-    strategy: str,
-    measured_compute_ms: float,
-    *,
-    checkpointing: bool,
+    question: Question, request: PlanRequest, strategy: str, measured_compute_ms: float
 ) -> Comparison | None:
     """Return the comparison for the strategy that the run has now, ``None`` where no time can be predicted.
 
@@ -94,13 +88,11 @@ def compare(
     if strategy not in STRATEGIES:
         return None
     chosen = data_parallel(question, strategy)
-    predicted = predict(
-        question, chosen, request.cluster, checkpointing=checkpointing, utilisation=request.utilisation
-    )
+    predicted = predict(question, chosen, request.cluster, utilisation=request.utilisation)
     if predicted is None or predicted.compute_ms <= 0:
         return None
     scale = max(0.05, measured_compute_ms - predicted.optimizer_ms) / predicted.compute_ms
-    rescaled = predict(question, chosen, request.cluster, checkpointing=checkpointing, scale=scale)
+    rescaled = predict(question, chosen, request.cluster, scale=scale)
     assert rescaled is not None
     return Comparison(chosen.title, predicted, rescaled, scale)
 
@@ -114,8 +106,6 @@ def replayed_steps(
     strategy: str,
     measured_ms: float | None,
     predicted: Iterable[tuple[str, tuple[float, float, float]]],
-    *,
-    checkpointing: bool,
 ) -> tuple[Replayed, ...]:
     """Return the steps that changes of a captured run stand for; ``question`` is the run as it is.
 
@@ -126,7 +116,7 @@ def replayed_steps(
         return ()
 
     def step(of: str, gpus: int, step_ms: tuple[float, float, float]) -> Replayed:
-        return Replayed(of, question.training, checkpointing, gpus, question.nodes, step_ms)
+        return Replayed(of, question.training, gpus, question.nodes, step_ms)
 
     found = []
     for change, step_ms in predicted:
@@ -139,23 +129,19 @@ def replayed_steps(
 
 
 def as_replayed(
-    step: Step | None, question: Question, strategy: str, known: Sequence[Replayed], *, checkpointing: bool
+    step: Step | None, question: Question, strategy: str, known: Sequence[Replayed]
 ) -> Step | None:
     """Return a predicted step whose length is that of the replay, where there is one; its parts stay."""
-    one = _of(question, strategy, known, checkpointing=checkpointing)
+    one = _of(question, strategy, known)
     if step is None or one is None:
         return step
     low, likely, high = one.step_ms
     return replace(step, best_ms=low, expected_ms=likely, worst_ms=high)
 
 
-def _of(
-    question: Question, strategy: str, known: Sequence[Replayed], *, checkpointing: bool
-) -> Replayed | None:
-    asked = (strategy, question.training, checkpointing, question.gpus, question.nodes)
-    same = (one for one in known if asked == (
-        one.strategy, one.training, one.checkpointing, one.gpus, one.nodes
-    ))  # fmt: skip
+def _of(question: Question, strategy: str, known: Sequence[Replayed]) -> Replayed | None:
+    asked = (strategy, question.training, question.gpus, question.nodes)
+    same = (one for one in known if asked == (one.strategy, one.training, one.gpus, one.nodes))
     return next(same, None)
 
 
@@ -164,6 +150,6 @@ def replayed_note(question: Question, known: Sequence[Replayed]) -> str:
     steps = [
         f"{format_ms(one.step_ms[1])} for {STRATEGIES[one.strategy].title}"
         for one in known[1:]
-        if one == _of(question, one.strategy, known, checkpointing=one.checkpointing)
+        if one == _of(question.changed(checkpointing=one.training.checkpointing), one.strategy, known)
     ]
     return f"Replayed from the run instead of estimated: {', '.join(steps)}." if steps else ""

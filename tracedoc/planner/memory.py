@@ -99,7 +99,7 @@ class Memory(msgspec.Struct, frozen=True):
         return kept + self.activations + self.working + self.units + self.reserve + self.context
 
 
-def peak_memory(question: Question, layout: Layout, *, checkpointing: bool) -> Memory:
+def peak_memory(question: Question, layout: Layout) -> Memory:
     """The peak of the fullest GPU: of the first two stages, which keep most activations, or the last.
 
     ``question`` has the layout's micro-batch. With sequence parallelism tensor parallelism divides all
@@ -108,7 +108,7 @@ def peak_memory(question: Question, layout: Layout, *, checkpointing: bool) -> M
     stages = layout.pipeline
     # Megatron's selective recomputation is that of modules, not of a block.
     alone = layout.family == "megatron" and question.training.checkpointing == "selective"
-    checkpointing = checkpointing and not alone
+    checkpointing = question.training.recomputes and not alone
     block = block_activations(question, layout)
     backward = _backward(question, layout, block, checkpointing=checkpointing)
     left = 0.0 if checkpointing else block / layout.split_work

@@ -9,7 +9,7 @@ from tracedoc.planner.layouts import STRATEGIES, data_parallel
 from tracedoc.planner.setup import PRECISIONS, Question
 
 
-def ddp_code(question: Question, strategy: str, checkpointing: bool) -> str:
+def ddp_code(question: Question, strategy: str) -> str:
     """Return the set-up of DDP, or of one GPU; ``strategy`` may ask for ZeroRedundancyOptimizer."""
     several = question.gpus > 1
     place = "local_rank" if several else '"cuda"'
@@ -21,7 +21,7 @@ def ddp_code(question: Question, strategy: str, checkpointing: bool) -> str:
         lines += ["torch.cuda.set_device(local_rank)"]
     if strategy == "zero-redundancy":
         lines += ["from torch.distributed.optim import ZeroRedundancyOptimizer"]
-    lines += _model(question, checkpointing)
+    lines += _model(question)
     if question.training.base_bits != 4:  # 4-bit weights stay where they were loaded
         lines += [f"model.to({place})"]
     if question.training.optimizer == "muon":
@@ -46,7 +46,7 @@ def ddp_code(question: Question, strategy: str, checkpointing: bool) -> str:
     return module(lines)
 
 
-def fsdp2_code(question: Question, strategy: str, checkpointing: bool) -> str:
+def fsdp2_code(question: Question, strategy: str) -> str:
     """Return the set-up of FSDP2 (``fully_shard``), one unit for each block."""
     training, model = question.training, question.model
     precision = PRECISIONS[training.precision]
@@ -67,7 +67,7 @@ def fsdp2_code(question: Question, strategy: str, checkpointing: bool) -> str:
     lines += [f"from torch.distributed.fsdp import {', '.join(names)}"]
     lines += ['torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))']
     lines += [f'mesh = init_device_mesh("cuda", {shape}, mesh_dim_names={dimensions})']
-    lines += _model(question, checkpointing)
+    lines += _model(question)
     if precision.compute == 2:
         dtype = _dtype(question)
         reduce = ", reduce_dtype=torch.float32" if precision.reduce else ""
@@ -137,7 +137,7 @@ def checkpoint_blocks(question: Question) -> list[str]:
     ]
 
 
-def _model(question: Question, checkpointing: bool) -> list[str]:
+def _model(question: Question) -> list[str]:
     """Return the lines that prepare the model before it is wrapped."""
     training = question.training
     lines = []
@@ -149,10 +149,9 @@ def _model(question: Question, checkpointing: bool) -> list[str]:
         lines += ["from torchao.float8 import convert_to_float8_training"]
         lines += ["convert_to_float8_training(", "    model, module_filter_fn=lambda layer, name:"]
         lines += ["    layer.in_features % 16 == layer.out_features % 16 == 0", ")"]
-    selective = checkpointing and training.checkpointing == "selective"
-    lines += adapters(question, checkpointing and not selective)
+    lines += adapters(question, training.checkpointing == "on")
     blocks = _blocks(question)
-    if selective:
+    if training.checkpointing == "selective":
         lines += _selective(blocks)
     if training.compiled:
         lines += [f"for block in {blocks}:", "    block.compile()"]

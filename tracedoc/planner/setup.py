@@ -132,6 +132,11 @@ class Training(msgspec.Struct, frozen=True):
         """Tokens of one GPU and step."""
         return self.sequence * self.micro_batch
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether backward computes activations again, all or some; what is left open does not."""
+        return self.checkpointing in ("on", "selective")
+
 
 class Question(msgspec.Struct, frozen=True):
     """One model, trained in one way, on equal GPUs of ``memory_bytes`` in ``nodes`` equal machines."""
@@ -184,7 +189,6 @@ class Replayed(msgspec.Struct, frozen=True):
 
     strategy: str
     training: Training
-    checkpointing: bool
     gpus: int
     nodes: int
     step_ms: tuple[float, float, float]

@@ -17,7 +17,7 @@ from tracedoc.planner.activations import EAGER_LOGIT_BYTES, block_activations, m
 from tracedoc.planner.hardware import Cluster, Gpu
 from tracedoc.planner.layouts import STRATEGIES, Layout, data_parallel, stage_blocks
 from tracedoc.planner.memory import frozen_bytes, largest_stage, model_states, optimizer_bytes, state_bytes
-from tracedoc.planner.setup import PRECISIONS, Question
+from tracedoc.planner.setup import PRECISIONS, Question, Training
 from tracedoc.planner.shape import Linear, ModelShape, OneStep
 from tracedoc.planner.traffic import bandwidth, transfers
 
@@ -130,7 +130,7 @@ class Flops(msgspec.Struct, frozen=True):
         return self.matmul + self.attention
 
 
-def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> tuple[Flops, Flops, Flops]:
+def step_flops(question: Question, family: str = "") -> tuple[Flops, Flops, Flops]:
     """Return the FLOPs of one micro-batch: forward, backward, and what checkpointing computes again.
 
     With adapters the weights' gradients are not computed: 4 FLOPs a parameter and token instead of 6. The
@@ -139,7 +139,7 @@ def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> 
     """
     model, training = question.model, question.training
     if model.step is not None:
-        return _counted_flops(model.step, training.tokens, checkpointing=checkpointing)
+        return _counted_flops(model.step, training)
     of_experts = sum(m.inputs * m.outputs * model.times(m) for m in model.linears if m.count > 1)
     met = model.active_parameters + (question.routed - model.experts_met) * of_experts
     inside = max(0.0, 2.0 * (met - model.outside_parameters) * mean_tokens(question))
@@ -153,7 +153,7 @@ def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> 
     )
     forward = Flops(linear, attention)
     backward = Flops(linear * (1 if question.frozen else 2), 2 * attention)
-    if not checkpointing:
+    if not training.recomputes:
         return forward, backward, Flops(0.0, 0.0)
     if training.checkpointing == "selective" and family == "megatron":
         modules = training.recomputed or ("core_attn",)
@@ -165,13 +165,13 @@ def step_flops(question: Question, *, checkpointing: bool, family: str = "") -> 
     return forward, backward, Flops(inside, attention)
 
 
-def _counted_flops(step: OneStep, tokens: int, *, checkpointing: bool) -> tuple[Flops, Flops, Flops]:
+def _counted_flops(step: OneStep, training: Training) -> tuple[Flops, Flops, Flops]:
     """Split the FLOPs of a counted step: a third is forward, or a quarter where it recomputes already."""
-    scale = tokens / step.tokens
+    scale = training.tokens / step.tokens
     parts = 4 if step.checkpointed else 3
     forward = Flops(step.matmul_flops * scale / parts, step.attention_flops * scale / parts)
     backward = Flops(forward.matmul * (parts - 1), forward.attention * (parts - 1))
-    return forward, backward, forward if checkpointing and not step.checkpointed else Flops(0.0, 0.0)
+    return forward, backward, forward if training.recomputes and not step.checkpointed else Flops(0.0, 0.0)
 
 
 def kept_matmuls(question: Question) -> float:
@@ -185,7 +185,6 @@ def predict(
     layout: Layout,
     cluster: Cluster,
     *,
-    checkpointing: bool,
     utilisation: float | None = None,
     measured_compute_ms: float | None = None,
     scale: float = 1.0,
@@ -200,14 +199,14 @@ def predict(
     or the last with the head.
     """
     gpu = cluster.gpu
-    sent = _communication(question, layout, cluster, checkpointing=checkpointing)
+    sent = _communication(question, layout, cluster)
     if gpu is None or sent is None:
         return None
-    parts = _computation(question, layout, gpu, checkpointing=checkpointing, utilisation=utilisation)
+    parts = _computation(question, layout, gpu, utilisation)
     if parts is None:
         return None
     if measured_compute_ms is not None:
-        forward, backward, again = step_flops(question, checkpointing=checkpointing, family=layout.family)
+        forward, backward, again = step_flops(question, layout.family)
         once = forward.total + backward.total
         each = measured_compute_ms / 1e3 / layout.rounds
         parts = [f.total / once * each for f in (forward, backward, again)]
@@ -219,7 +218,7 @@ def predict(
     fixed = optimizer + host + after + idle_ms / 1e3
     rounds, passes = layout.rounds, layout.rounds + layout.waits
     ahead = 1.0 if question.training.capacity else LAUNCHED_AHEAD
-    waited = max(0.0, _launched(question, layout, checkpointing=checkpointing) - ahead * compute)
+    waited = max(0.0, _launched(question, layout) - ahead * compute)
 
     def step(shown: float, of: Callable[[_Sent], float]) -> float:
         # Where the link is the bottleneck, computation hides behind it.
@@ -289,12 +288,10 @@ class _Sent(msgspec.Struct):
     exposed: float = 0.0
 
 
-def _communication(
-    question: Question, layout: Layout, cluster: Cluster, *, checkpointing: bool
-) -> tuple[_Sent, _Sent, float] | None:
+def _communication(question: Question, layout: Layout, cluster: Cluster) -> tuple[_Sent, _Sent, float] | None:
     """What each micro-batch sends, what only the last one does, and the seconds after the optimizer."""
     each, last, after = _Sent(), _Sent(), 0.0
-    for transfer in transfers(question, layout, checkpointing=checkpointing):
+    for transfer in transfers(question, layout):
         link = bandwidth(transfer, question, cluster)
         if link is None:
             return None
@@ -319,7 +316,7 @@ def exposed_share(gbps: float) -> float:
 
 
 def _computation(
-    question: Question, layout: Layout, gpu: Gpu, *, checkpointing: bool, utilisation: float | None
+    question: Question, layout: Layout, gpu: Gpu, utilisation: float | None
 ) -> list[float] | None:
     """The seconds of forward, backward and recomputation of one micro-batch on one GPU without any split.
 
@@ -331,8 +328,8 @@ def _computation(
     peak = gpu.half_tflops if precision.compute == 2 else gpu.fp32_tflops
     if peak is None:
         return None
-    flops = step_flops(question, checkpointing=checkpointing, family=layout.family)
-    converted = _conversions(question, layout, gpu, checkpointing=checkpointing)
+    flops = step_flops(question, layout.family)
+    converted = _conversions(question, layout, gpu)
     if utilisation is not None:
         return [*(f.total / (peak * 1e12 * utilisation) for f in flops), converted]
     faster = FP8_SPEEDUP if training.fp8 else 1.0
@@ -428,7 +425,7 @@ def _with_its_kernels(gpu: Gpu, question: Question, layout: Layout) -> Gpu:
     return replace(gpu, matmul=matmul, attention=max(MEGATRON_ATTENTION, attention))
 
 
-def _conversions(question: Question, layout: Layout, gpu: Gpu, *, checkpointing: bool) -> float:
+def _conversions(question: Question, layout: Layout, gpu: Gpu) -> float:
     """Return the seconds in which Megatron converts inputs and gradients of outputs for 8-bit products.
 
     The narrower the matrices, the more that is beside their products; experts are narrowest. (For torchtitan
@@ -441,16 +438,16 @@ def _conversions(question: Question, layout: Layout, gpu: Gpu, *, checkpointing:
     inputs = (1 + met) * model.hidden + model.q_width + model.mlp_width
     first = (2 if model.gated else 1) * model.mlp_width
     outputs = (1 + met) * model.hidden + model.q_width + 2 * model.kv_width + first
-    again = inputs if checkpointing and training.checkpointing != "selective" else 0
+    again = inputs if training.checkpointing == "on" else 0
     numbers = model.blocks * training.tokens * (inputs + outputs + again)
     return numbers * CONVERSION_BYTES / (gpu.hbm_gbps * 1e9)
 
 
-def _launched(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+def _launched(question: Question, layout: Layout) -> float:
     """The seconds that the host needs to launch the blocks of a stage with experts, for a micro-batch."""
     if layout.family != "megatron" or not question.model.experts_met:
         return 0.0
-    again = checkpointing and question.training.checkpointing != "selective"
+    again = question.training.checkpointing == "on"
     _, blocks, _ = stage_blocks(question.model.blocks, layout)
     experts = question.model.experts / layout.expert
     if question.training.capacity:  # as many tokens for each: one product for all

@@ -76,9 +76,9 @@ class Transfer(msgspec.Struct, frozen=True):
         return self.what in ("data", "experts' data")
 
 
-def transfers(question: Question, layout: Layout, *, checkpointing: bool = False) -> tuple[Transfer, ...]:
+def transfers(question: Question, layout: Layout) -> tuple[Transfer, ...]:
     """The collectives of one update, those of one micro-batch where they travel in every round."""
-    every = (*_of_states(question, layout), *_of_work(question, layout, checkpointing=checkpointing))
+    every = (*_of_states(question, layout), *_of_work(question, layout))
     alone = () if "data" in layout.overlapped else ("data", "experts' data")
     shown = (replace(one, exposed=1.0) if one.what in alone else one for one in every)
     return tuple(one for one in shown if one.group > 1 and one.size)
@@ -162,13 +162,13 @@ def _gathered_by_unit(question: Question, layout: Layout, weights: Weights) -> I
         )
 
 
-def _of_work(question: Question, layout: Layout, *, checkpointing: bool) -> Iterator[Transfer]:
+def _of_work(question: Question, layout: Layout) -> Iterator[Transfer]:
     """What the GPUs that share the work of a block, or its stages, send each other for a micro-batch."""
     training, model = question.training, question.model
     c, tensor, context = PRECISIONS[training.precision].compute, layout.tensor, layout.context
     _, blocks, _ = stage_blocks(model.blocks, layout)
     stream = training.tokens / context * model.hidden * c
-    passes = 3 if checkpointing and training.checkpointing != "selective" else 2
+    passes = 3 if training.checkpointing == "on" else 2
     calls = blocks * 4 * passes
     shown = OVERLAP_EXPOSED if "tensor" in layout.overlapped else 1.0
     yield Transfer("tensor", "all-gather", "forward", calls, calls * stream, tensor, exposed=shown)
@@ -212,11 +212,11 @@ def _of_a_sequence(question: Question, layout: Layout, blocks: int, passes: int)
     )
 
 
-def sent_in_an_update(question: Question, layout: Layout, *, checkpointing: bool) -> float:
+def sent_in_an_update(question: Question, layout: Layout) -> float:
     """The bytes that each GPU sends from one update to the next."""
     return sum(
         one.sent * (layout.rounds if one.every_round and one.phase != "step" else 1)
-        for one in transfers(question, layout, checkpointing=checkpointing)
+        for one in transfers(question, layout)
     )
 
 

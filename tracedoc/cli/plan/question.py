@@ -128,6 +128,10 @@ def _measured(
     now = found.present
     if now.compute_ms is None or options.utilisation is not None:
         return request, notes
+    kept = "off"
+    if now.checkpointing:  # a run tells no more of it
+        kept = "selective" if question.training.checkpointing == "selective" else "on"
+    question = question.changed(checkpointing=kept)
     if now.tokens_known:
         seen = question.changed(
             sequence=now.sequence,
@@ -136,11 +140,9 @@ def _measured(
             precision=now.precision or question.training.precision,
         )
         if now.peak_bytes:
-            peak = peak_note(seen, now.strategy, now.peak_bytes, checkpointing=bool(now.checkpointing))
+            peak = peak_note(seen, now.strategy, now.peak_bytes)
             notes = (*notes, peak) if peak else notes
-        found_out = compare(
-            seen, request, now.strategy, now.compute_ms, checkpointing=bool(now.checkpointing)
-        )
+        found_out = compare(seen, request, now.strategy, now.compute_ms)
         if found_out is None:
             return request, notes
         request = replace(request, scale=found_out.scale, idle_ms=found_out.idle_ms(now.step_ms))
@@ -151,9 +153,7 @@ def _measured(
         if not options.qlora and changed == (None, None):
             request = replace(request, measured_compute_ms=now.compute_ms)
             if now.step_ms is not None:
-                idle_ms, note = beside_computation(
-                    question, request, now.strategy, now.step_ms, checkpointing=bool(now.checkpointing)
-                )
+                idle_ms, note = beside_computation(question, request, now.strategy, now.step_ms)
                 request, notes = replace(request, idle_ms=idle_ms), (*notes, note)
                 request, notes = _replayed(question, question, request, found, notes)
     return request, notes
@@ -165,9 +165,7 @@ def _replayed(
     """Let the replay of the run stand for estimates; ``seen`` is asked about as the run trains."""
     now = found.present
     run = seen.changed(gpus=found.gpus or seen.gpus, nodes=found.nodes)
-    steps = replayed_steps(
-        run, now.strategy, now.step_ms, now.replayed, checkpointing=bool(now.checkpointing)
-    )
+    steps = replayed_steps(run, now.strategy, now.step_ms, now.replayed)
     said = replayed_note(question, steps)
     return replace(request, replayed=steps), (*notes, said) if said else notes
 
