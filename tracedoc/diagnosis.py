@@ -388,10 +388,15 @@ class Diagnosis(msgspec.Struct, frozen=True):
         """The name of the run, which older results do not keep: that of its folder, "" for none."""
         return self.run.name or folder_of(self.run.sources, [rank.host for rank in self.ranks])
 
+    def value(self, fact: str) -> float | str | None:
+        """The value of a fact that stands for the run, ``None`` where it is unknown."""
+        record = self.facts.get(fact)
+        return record.value if record is not None else None
+
     def number(self, fact: str) -> float | None:
         """The value of a fact that stands for the run, ``None`` where it is unknown or no number."""
-        record = self.facts.get(fact)
-        return float(record.value) if record is not None and isinstance(record.value, float | int) else None
+        value = self.value(fact)
+        return float(value) if isinstance(value, float | int) else None
 
     @property
     def today_ms(self) -> float | None:

@@ -12,7 +12,7 @@ from tracedoc.cli.plan.scripted import from_step
 from tracedoc.firststep.launch import FirstStep
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.memory import peak_memory
-from tracedoc.planner.setup import Question, Training
+from tracedoc.planner.setup import Question
 from tracedoc.planner.timing import step_flops
 
 STEP = FirstStep(
@@ -44,8 +44,7 @@ STEP = FirstStep(
 
 def asked(step: FirstStep, **changes: object) -> Question:
     found = from_step(step, "train.py")
-    training = Training(precision=found.precision, sequence=found.sequence, micro_batch=found.micro_batch)
-    return Question(found.model, training, 2, 1, 80e9).changed(**changes)
+    return Question(found.model, found.training, 2, 1, 80e9).changed(**changes)
 
 
 def test_the_peak_is_what_was_counted_beside_the_states_of_each_strategy() -> None:
@@ -88,12 +87,12 @@ def test_a_script_that_checkpoints_repeats_nothing_twice() -> None:
     ],
 )
 def test_precision_is_what_the_script_computes_in(changes: dict[str, str], precision: str) -> None:
-    assert from_step(replace(STEP, **changes), "train.py").precision == precision  # type: ignore[arg-type]
+    assert from_step(replace(STEP, **changes), "train.py").training.precision == precision  # type: ignore[arg-type]
 
 
 def test_an_unknown_optimizer_counts_by_its_states() -> None:
-    assert from_step(STEP, "train.py").optimizer == "sgd-momentum"
-    assert from_step(replace(STEP, states=2.0), "train.py").optimizer == "adamw"
+    assert from_step(STEP, "train.py").training.optimizer == "sgd-momentum"
+    assert from_step(replace(STEP, states=2.0), "train.py").training.optimizer == "adamw"
 
 
 def test_frozen_parameters_get_no_gradients() -> None:
@@ -102,7 +101,7 @@ def test_frozen_parameters_get_no_gradients() -> None:
 
 
 def test_pictures_are_samples_and_no_tokens() -> None:
-    found = from_step(replace(STEP, batch=(8, 3, 32, 32), whole_numbers=False), "train.py")
+    found = from_step(replace(STEP, batch=(8, 3, 32, 32), whole_numbers=False), "train.py").training
     assert (found.micro_batch, found.sequence) == (8, 1)
 
 

@@ -278,9 +278,9 @@ def _recorded(base: Diagnosis, head: Diagnosis) -> Iterator[tuple[str, str, str]
 
 def _of_facts(base: Diagnosis, head: Diagnosis, names: dict[str, str]) -> Iterator[tuple[str, str, str]]:
     for name, words in names.items():
-        old, new = base.facts.get(name), head.facts.get(name)
-        if old is not None and new is not None and old.value is not None and new.value is not None:
-            yield words, _text(old.value), _text(new.value)
+        old, new = base.value(name), head.value(name)
+        if old is not None and new is not None:
+            yield words, _text(old), _text(new)
 
 
 def _text(value: object) -> str:

@@ -151,8 +151,7 @@ def _logged(diagnosis: Diagnosis) -> _Logged | None:
     if not low or not high or not 0 < low <= high < _LONGEST_MS:
         return None
     mean = diagnosis.number("logged_mean_step_ms") or (low + high) / 2
-    pattern = diagnosis.facts.get("slow_steps_pattern")
-    ordered = pattern is not None and pattern.value in IN_ORDER
+    ordered = diagnosis.value("slow_steps_pattern") in IN_ORDER
     slow = diagnosis.number("slow_steps_cost_ms") if ordered else None
     return _Logged(low, high, mean, min(diagnosis.number("logged_core_wait_frac") or 0.0, 1.0), slow or 0.0)
 

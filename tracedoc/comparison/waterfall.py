@@ -210,10 +210,8 @@ def waiting_words(side: Diagnosis) -> str:
 
 def workers_words(base: Diagnosis, head: Diagnosis) -> str:
     """The loaders' workers on both sides, where both know them."""
-    old, new = (side.facts.get("loader_workers") for side in (base, head))
-    if old is None or new is None or old.value is None or new.value is None:
-        return ""
-    return f"loader workers: {old.value} -> {new.value}"
+    old, new = (side.value("loader_workers") for side in (base, head))
+    return f"loader workers: {old} -> {new}" if old is not None and new is not None else ""
 
 
 def offload_words(base: Diagnosis, head: Diagnosis) -> str:

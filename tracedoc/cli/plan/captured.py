@@ -110,7 +110,7 @@ def captured(path: str) -> Captured:
         device=diagnosis.run.device,
         busbw_gbps=link[0] if link else None,
         latency_us=link[1] if link else None,
-        memory_bytes=number(diagnosis, "device_memory_bytes"),
+        memory_bytes=diagnosis.number("device_memory_bytes") or None,
         present=now,
         notes=tuple(notes),
     )
@@ -119,9 +119,9 @@ def captured(path: str) -> Captured:
 def _model(diagnosis: Diagnosis) -> tuple[ModelShape | None, str]:
     if (shape := _recorded_model(diagnosis.run.settings)) is not None:
         return shape, "recorded by its hook"
-    record = diagnosis.facts.get("estimated_parameters")
-    if record is not None and isinstance(record.value, int | float) and record.value >= 100_000:
-        return shape_from_parameters(int(record.value)), "sum of the gathered units"
+    gathered = diagnosis.number("estimated_parameters") or 0.0
+    if gathered >= 100_000:
+        return shape_from_parameters(int(gathered)), "sum of the gathered units"
     elements = _reduced_elements(diagnosis)
     if elements >= 100_000:
         return shape_from_parameters(elements), "gradients that are reduced in a step"
@@ -171,14 +171,14 @@ def require_model(found: Captured, path: str) -> ModelShape:
 def present(diagnosis: Diagnosis) -> Present:
     """The run's training: from its facts, and from the settings that its ranks recorded."""
     settings, on_gpu = diagnosis.run.settings, diagnosis.run.backend != "gloo"
-    samples, tokens = number(diagnosis, "samples_per_s"), number(diagnosis, "tokens_per_s")
-    batch, rounds = number(diagnosis, "micro_batch_samples"), number(diagnosis, "micro_batches")
+    samples, tokens = diagnosis.number("samples_per_s"), diagnosis.number("tokens_per_s")
+    batch, rounds = diagnosis.number("micro_batch_samples"), diagnosis.number("micro_batches")
     trained, every = whole(settings, TRAINED), whole(settings, PARAMETERS)
     return Present(
         strategy=_STRATEGIES.get((_kind(diagnosis), diagnosis.run.strategy.sharding), ""),
-        step_ms=number(diagnosis, "step_ms") if on_gpu else None,
+        step_ms=diagnosis.number("step_ms") or None if on_gpu else None,
         compute_ms=diagnosis.budget.compute_ms if diagnosis.budget and on_gpu else None,
-        peak_bytes=number(diagnosis, "peak_reserved_bytes"),
+        peak_bytes=diagnosis.number("peak_reserved_bytes") or None,
         micro_batch=int(batch) if batch else whole(settings, MICRO_BATCH),
         sequence=round(tokens / samples) if tokens and samples else whole(settings, SEQUENCE),
         accumulation=int(rounds) if rounds and rounds >= 1 else None,
@@ -204,13 +204,6 @@ def whole(settings: Mapping[str, str], name: str) -> int | None:
     """Return a setting that is a positive whole number, ``None`` where it is none."""
     value = settings.get(name, "")
     return int(value) or None if value.isascii() and value.isdigit() and len(value) < 20 else None
-
-
-def number(diagnosis: Diagnosis, name: str) -> float | None:
-    """Return a fact that is a number, ``None`` where it is not known."""
-    record = diagnosis.facts.get(name)
-    value = record.value if record else None
-    return float(value) if isinstance(value, int | float) and value > 0 else None
 
 
 def link_curve(diagnosis: Diagnosis) -> tuple[float, float, CollectiveRow] | None:
@@ -267,7 +260,7 @@ def _precision(diagnosis: Diagnosis) -> str | None:
     if said in half.values():
         return f"{said}-mixed"
     held = diagnosis.run.settings.get(HELD_DTYPE, "").rpartition(".")[2]
-    gathered, multiplied = _text(diagnosis, "parameter_dtype"), _text(diagnosis, "matrix_dtype")
+    gathered, multiplied = diagnosis.value("parameter_dtype"), diagnosis.value("matrix_dtype")
     if gathered in half:
         reduced = {r.dtype for r in diagnosis.detail.collectives if r.op == "reduce_scatter"}
         pure = held in half or (not held and "Float" not in reduced)
@@ -275,11 +268,6 @@ def _precision(diagnosis: Diagnosis) -> str | None:
     if held == "float32" and multiplied in half:
         return f"{half[multiplied]}-mixed"
     return "bf16" if held == "bfloat16" else None
-
-
-def _text(diagnosis: Diagnosis, name: str) -> str:
-    record = diagnosis.facts.get(name)
-    return str(record.value) if record and record.value else ""
 
 
 _OPTIMIZERS = {

@@ -107,7 +107,7 @@ def question_of(options: Options) -> tuple[Question, PlanRequest, tuple[str, ...
     own: tuple[str, ...] = ()
     if found is None:
         cluster, own = on_this_machine(cluster, keeps_link=options.link is not None)
-    training = _as_scripted(options, script) if script else _training(options, gpu, model, found)
+    training = _as_scripted(options, script.training) if script else _training(options, gpu, model, found)
     _can_compute(gpu, training)
     question = Question(model, training, count, machines, memory)
     request = _request(options, cluster)
@@ -290,12 +290,10 @@ def _kept(options: Options) -> tuple[str, tuple[str, ...]]:
     return "selective", names_in(asked)
 
 
-def _as_scripted(options: Options, script: Scripted) -> Training:
+def _as_scripted(options: Options, script: Training) -> Training:
     """Return the training that the script does; another micro-batch or accumulation may be asked about."""
-    return Training(
-        precision=script.precision,
-        optimizer=script.optimizer,
-        sequence=script.sequence,
+    return replace(
+        script,
         micro_batch=_micro_batch(options.micro_batch, script.micro_batch),
         accumulation=_given(options.accumulation, script.accumulation),
         checkpointing=options.checkpointing,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from tracedoc.planner.setup import Training
 from tracedoc.planner.shape import ModelShape, OneStep
 from tracedoc.units import format_gb
 
@@ -15,15 +16,10 @@ if TYPE_CHECKING:
 
 
 class Scripted(msgspec.Struct, frozen=True):
-    """The model of a script, and how it trains; sizes are of one GPU and micro-batch."""
+    """The model of a script, and how it trains."""
 
     model: ModelShape
-    micro_batch: int
-    sequence: int
-    accumulation: int
-    precision: str
-    optimizer: str
-    compiled: bool
+    training: Training
     notes: tuple[str, ...]
 
 
@@ -42,12 +38,14 @@ def from_step(step: FirstStep, script: str) -> Scripted:
     counted = msgspec.convert({**asdict(step), "tokens": micro_batch * sequence}, OneStep)
     return Scripted(
         model=_shape(step, counted),
-        micro_batch=micro_batch,
-        sequence=sequence,
-        accumulation=step.rounds,
-        precision=_precision(step),
-        optimizer=_OPTIMIZERS.get(step.optimizer.lower()) or _by_states(step.states),
-        compiled=step.compiled,
+        training=Training(
+            micro_batch=micro_batch,
+            sequence=sequence,
+            accumulation=step.rounds,
+            precision=_precision(step),
+            optimizer=_OPTIMIZERS.get(step.optimizer.lower()) or _by_states(step.states),
+            compiled=step.compiled,
+        ),
         notes=_notes(step, counted, script),
     )
 
