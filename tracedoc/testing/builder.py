@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from tracedoc.testing.document import (
     DEVICES_A_HOST,
@@ -90,22 +91,16 @@ class TraceBuilder:
     ) -> None:
         self.rank = rank
         self.world_size = world_size
-        self._host = host
-        self._device = device
-        self._backend = backend or ("nccl" if device else "gloo")
-        self._layout = layout
-        self._base_time_ns = base_time_ns
-        self._pid = 10_000 + 100 * rank
-        self._ordinal = rank % DEVICES_A_HOST
-        self._threads: dict[str, int] = {"main": self._pid}
-        self._streams: set[int] = set()
-        self._events: list[Event] = []
+        pid = 10_000 + 100 * rank
+        self._file = Document(
+            layout, base_time_ns, rank=rank, world_size=world_size, host=host, device=device,
+            backend=backend or ("nccl" if device else "gloo"), pid=pid, ordinal=rank % DEVICES_A_HOST,
+            groups={"0": tuple(range(world_size))}, threads={"main": pid},
+        )  # fmt: skip
         self._launches: list[_Launch] = []
-        self._groups: dict[str, tuple[int, ...]] = {"0": tuple(range(world_size))}
         self._sequence: dict[str, int] = {}
         self._external_id = 0
         self._correlation = 100
-        self._has_shapes = False
 
     # Host side ------------------------------------------------------------------------------------
 
@@ -148,7 +143,7 @@ class TraceBuilder:
         self, start_ms: float, end_ms: float, *, node: str = "MmBackward0", thread: str | None = None
     ) -> TraceBuilder:
         """Add an autograd node: on the autograd thread, or on the main thread of a CPU trace."""
-        on = thread or ("autograd" if self._device else "main")
+        on = thread or ("autograd" if self._file.device else "main")
         start, duration = _ns(start_ms), _ns(end_ms) - _ns(start_ms)
         for name in (f"autograd::engine::evaluate_function: {node}", node):
             args: dict[str, object] = {"External id": self._next_external_id(), "Sequence number": 1}
@@ -278,7 +273,7 @@ class TraceBuilder:
         share = elements // len(members)
         in_elements = share if operation.scatter == "in" else elements
         out_elements = share if operation.scatter == "out" else elements
-        if self._device is None:
+        if self._file.device is None:
             self._gloo(
                 operation, start_ms, end_ms, in_elements, out_elements,
                 dtype=dtype, launch_ms=launch_ms, within=within,
@@ -317,14 +312,7 @@ class TraceBuilder:
 
     def to_json(self) -> str:
         """Return the trace as JSON text, one event a line, in order of start."""
-        document = Document(
-            self._layout, self._base_time_ns,
-            rank=self.rank, world_size=self.world_size, host=self._host, device=self._device,
-            backend=self._backend, pid=self._pid, ordinal=self._ordinal, has_shapes=self._has_shapes,
-            groups=self._groups, streams=tuple(sorted(self._streams)), threads=self._threads,
-            events=[*self._events, *self._settled_launches()],
-        )  # fmt: skip
-        return render(document)
+        return render(replace(self._file, events=[*self._file.events, *self._settled_launches()]))
 
     def write(self, path: str | Path) -> Path:
         """Write the trace to ``path`` (gzip if it ends in ``.gz``: equal builders give equal bytes)."""
@@ -362,14 +350,14 @@ class TraceBuilder:
     def _place(self, how: _How) -> dict[str, object]:
         """Where a GPU event runs, under a new correlation id."""
         correlation = self._next_correlation()
-        return {"device": self._ordinal, "context": 1, "stream": how.stream, "correlation": correlation}
+        return {"device": self._file.ordinal, "context": 1, "stream": how.stream, "correlation": correlation}
 
     def _launch(
         self, call: str, correlation: int, start_ns: int, how: _How, around: Around, *,
         until_ns: int | None = None,
     ) -> int:  # fmt: skip
         """Remember the host side of one GPU event; return the external id of its innermost operator."""
-        self._streams.add(how.stream)
+        self._file.streams.add(how.stream)
         self._tid(how.thread)
         requested = start_ns - _ns(DEFAULT_LEAD_MS) if how.launch_ms is None else _ns(how.launch_ms)
         if requested > start_ns:
@@ -395,9 +383,9 @@ class TraceBuilder:
             at = max(launch.requested_ns, free.get(launch.thread, launch.requested_ns))
             at = min(at, launch.latest_ns)
             free[launch.thread] = at + launch.slot_ns
-            tid = self._threads[launch.thread]
+            tid = self._file.threads[launch.thread]
             events.extend(
-                Event(category, name, self._pid, tid, at, width, args)
+                Event(category, name, self._file.pid, tid, at, width, args)
                 for category, name, width, args in launch.events
             )
         return events
@@ -419,7 +407,7 @@ class TraceBuilder:
         )  # fmt: skip
 
     def _members(self, group: str, ranks: Sequence[int] | None) -> tuple[int, ...]:
-        known = self._groups.get(group)
+        known = self._file.groups.get(group)
         if ranks is None:
             if known is None:
                 raise ValueError(f"group {group!r} is new: say which ranks it has")
@@ -427,7 +415,7 @@ class TraceBuilder:
         members = tuple(ranks)
         if known is not None and known != members:
             raise ValueError(f"group {group!r} has the ranks {list(known)}, not {list(members)}")
-        self._groups[group] = members
+        self._file.groups[group] = members
         return members
 
     def _shapes(
@@ -439,7 +427,7 @@ class TraceBuilder:
     ) -> dict[str, object]:
         if dims is None:
             return {}
-        self._has_shapes = True
+        self._file.has_shapes = True
         found = {"Input Dims": list(dims), "Input type": list(types or ["float"] * len(dims))}
         found |= {"Input Strides": list(strides)} if strides else {}
         return found | ({"Concrete Inputs": list(values)} if values else {})
@@ -456,20 +444,24 @@ class TraceBuilder:
     ) -> None:
         if duration_ns < 0:
             raise ValueError(f"{name} ends before it starts")
-        self._events.append(Event(category, name, self._pid, self._tid(thread), start_ns, duration_ns, args))
+        self._file.events.append(
+            Event(category, name, self._file.pid, self._tid(thread), start_ns, duration_ns, args)
+        )
 
     def _gpu_event(
         self, category: str, name: str, stream: int, start_ns: int, end_ns: int, *, args: dict[str, object]
     ) -> None:
-        if self._device is None:
+        if self._file.device is None:
             raise ValueError(f"{name}: a trace without a device has no GPU events")
         if end_ns < start_ns:
             raise ValueError(f"{name} ends before it starts")
-        self._streams.add(stream)
-        self._events.append(Event(category, name, self._ordinal, stream, start_ns, end_ns - start_ns, args))
+        self._file.streams.add(stream)
+        self._file.events.append(
+            Event(category, name, self._file.ordinal, stream, start_ns, end_ns - start_ns, args)
+        )
 
     def _tid(self, thread: str) -> int:
-        return self._threads.setdefault(thread, self._pid + len(self._threads))
+        return self._file.threads.setdefault(thread, self._file.pid + len(self._file.threads))
 
     def _next_external_id(self) -> int:
         self._external_id += 1

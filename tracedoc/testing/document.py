@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final, Literal
 
@@ -198,7 +198,7 @@ class Event(msgspec.Struct, frozen=True):
     args: dict[str, object]
 
 
-class Document(msgspec.Struct, frozen=True):
+class Document(msgspec.Struct):
     """Everything that the file of one rank states. ``threads`` maps names to thread ids."""
 
     layout: Layout
@@ -210,11 +210,11 @@ class Document(msgspec.Struct, frozen=True):
     backend: str
     pid: int
     ordinal: int
-    has_shapes: bool
-    groups: Mapping[str, tuple[int, ...]]
-    streams: tuple[int, ...]
-    threads: Mapping[str, int]
-    events: Sequence[Event]
+    groups: dict[str, tuple[int, ...]]
+    threads: dict[str, int]
+    streams: set[int] = msgspec.field(default_factory=set)
+    events: list[Event] = msgspec.field(default_factory=list)
+    has_shapes: bool = False
 
 
 def render(document: Document) -> str:
