@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError
-from tracedoc.planner.alternatives import Alternative, alternatives
 from tracedoc.planner.assumptions import assumptions, load_bytes_per_node, short_step
 from tracedoc.planner.candidates import (
     Candidate,
@@ -18,7 +19,7 @@ from tracedoc.planner.candidates import (
     update_of,
     with_checkpointing,
 )
-from tracedoc.planner.choice import Change, changes, choose, turning_points
+from tracedoc.planner.choice import Change, changes, choose, chosen_for, halved, turning_points
 from tracedoc.planner.configurations import WHOLE_BLOCKS, Configuration, configurations_of
 from tracedoc.planner.layouts import check_layouts
 from tracedoc.planner.memory import SPREAD
@@ -27,6 +28,10 @@ from tracedoc.planner.setup import PARALLEL_FRAMEWORKS, PlanRequest, Question, T
 from tracedoc.units import format_gb, format_percent
 
 PLAN_SCHEMA = "1"
+CLEARLY = 1.1
+"""How many times the tokens a second are worth changing machines or framework for."""
+MANY_GPUS = 64
+"""From so many GPUs on other frameworks are compared with torchtitan, whose models are written for it."""
 
 
 class QuestionSummary(msgspec.Struct, frozen=True):
@@ -40,6 +45,20 @@ class QuestionSummary(msgspec.Struct, frozen=True):
     gpu: str
     gpu_memory_bytes: float
     training: Training
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    """A faster way to train the same: ``times`` as many tokens a second as the best on all of the GPUs.
+
+    ``what`` says it in a sentence, ``option`` asks for it on the command line.
+    """
+
+    what: str
+    option: str
+    strategy: str
+    checkpointing: bool
+    times: float
+    tokens_per_second: float
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -264,7 +283,7 @@ def advise(question: Question, request: PlanRequest) -> Advice:
         rule=rule,
         because=because,
         changes=needed,
-        alternatives=tuple(alternatives(question, left_open, _fastest(chosen, own))) if chosen else (),
+        alternatives=tuple(_alternatives(question, left_open, _fastest(chosen, own))) if chosen else (),
         turning_points=turning,
         least=min(own, key=lambda c: c.total_bytes),
         faster=_faster(chosen, own, request) if chosen else None,
@@ -283,6 +302,51 @@ def _faster(chosen: Candidate, own: list[Candidate], request: PlanRequest) -> Ca
         return None
     expected, fastest = min(timed, key=lambda pair: pair[0])
     return fastest if expected < 0.97 * chosen.step.expected_ms else None
+
+
+def _alternatives(question: Question, request: PlanRequest, best: Candidate) -> Iterator[Alternative]:
+    """Yield the fastest way with fewer GPUs and the fastest framework, where they are clearly faster.
+
+    ``best`` is what is fastest of the framework on all of the GPUs.
+    """
+    if best.tokens_per_second is None or request.objective == "memory":
+        return
+    for tries in (_fewer(question, request), _frameworks(question, request)):
+        fitting = ((what, option, chosen_for(q, r)) for what, option, q, r in tries)
+        timed = [
+            (one.tokens_per_second, what, option, one)
+            for what, option, one in fitting
+            if one is not None and one.tokens_per_second and not one.tight
+        ]
+        for rate, what, option, one in sorted(timed, key=lambda found: -found[0])[:1]:
+            times = rate / best.tokens_per_second
+            if times >= CLEARLY:
+                title = with_checkpointing(one.title, one.checkpointing, selective=one.selective)
+                faster = f"{times:.2g} times as fast" if times >= 2 else f"{format_percent(times - 1)} faster"
+                text = f"{what} predicted {faster}: {title} ({option})."
+                yield Alternative(text, option, one.strategy, one.checkpointing, times, rate)
+
+
+_Try = tuple[str, str, Question, PlanRequest]
+
+
+def _fewer(question: Question, request: PlanRequest) -> Iterator[_Try]:
+    """Half of the nodes, half of those, and so on; then half of a node."""
+    local = question.gpus_per_node
+    machines = [(nodes * local, nodes) for nodes in halved(question.nodes) if question.nodes % nodes == 0]
+    for gpus, nodes in [*machines, *((gpus, 1) for gpus in halved(local))]:
+        place = f" in {'one node' if nodes == 1 else f'{nodes} nodes'}" if question.nodes > 1 else ""
+        what = f"{gpus} GPU{'s' if gpus > 1 else ''}{place} {'are' if gpus > 1 else 'is'}"
+        option = f"--gpus {gpus}" + (f" --nodes {nodes}" if question.nodes > 1 else "")
+        yield what, option, question.changed(gpus=gpus, nodes=nodes), request
+
+
+def _frameworks(question: Question, request: PlanRequest) -> Iterator[_Try]:
+    if question.gpus == 1 or request.framework in PARALLEL_FRAMEWORKS:
+        return
+    other = ("PyTorch", "DeepSpeed")[request.framework != "deepspeed"]
+    for name in (other, "torchtitan") if question.gpus >= MANY_GPUS else (other,):
+        yield f"{name} is", f"--framework {name.lower()}", question, replace(request, framework=name.lower())
 
 
 def _gpus(count: int) -> str:

@@ -240,7 +240,7 @@ def _plan(console: Console, view: View) -> None:
         rows.add_row(str(number), Text(change, "green"), Text(one_line(one.title)), Text(limit, "dim"))
     console.print(rows)
     for words in view.unplanned:
-        _bullet(console, Text(one_line(words), "dim"))
+        bullet(console, Text(one_line(words), "dim"))
     console.print()
 
 
@@ -251,7 +251,7 @@ def _budgets(console: Console, view: View) -> None:
     heading(console, "Budgets")
     for check in view.diagnosis.budgets:
         words, style = budget_words(check), "green" if check.outcome == "met" else "bold red"
-        _bullet(console, Text(one_line(words), style))
+        bullet(console, Text(one_line(words), style))
     console.print()
 
 
@@ -374,7 +374,7 @@ def _limits(console: Console, view: View) -> None:
     console.print(Text.assemble(("Limits", "bold"), ("  what this capture cannot show", "dim")))
     for limit in view.limits:
         severity = (f"{limit.severity}  ", _STYLES.get(limit.severity, "bold")) if limit.severity else ""
-        _bullet(console, Text.assemble(severity, limit.text, (f"  [{limit.code}]", "dim")))
+        bullet(console, Text.assemble(severity, limit.text, (f"  [{limit.code}]", "dim")))
         if limit.fix is not None:
             _hanging(console, 9, "fix", Text(one_line(limit.fix.title)))
             _code(console, limit.fix.change)
@@ -386,12 +386,6 @@ def _bookkeeping(console: Console, view: View) -> None:
     if view.limits or not view.findings:
         console.print()
     console.print(Text(f"{view.outcomes}  (--verdicts lists them)", "dim"))
-
-
-def _bullet(console: Console, text: Text) -> None:
-    rows = Table.grid()
-    rows.add_row("-  ", text)
-    console.print(rows)
 
 
 def _verdicts(console: Console, view: View) -> None:
@@ -462,6 +456,15 @@ def heading(console: Console, title: str, rest: str = "") -> None:
     """Print the heading of a part, with words beside it."""
     console.print()
     console.print(Text.assemble((title, "bold"), (f"  {rest}" if rest else "", "dim")))
+
+
+def bullet(console: Console, text: Text) -> None:
+    """Print an item of a list; its later lines begin under its first word."""
+    rows = Table.grid()
+    rows.add_column(width=3)
+    rows.add_column(overflow="fold")
+    rows.add_row("-", text)
+    console.print(rows)
 
 
 def printed_text(console: Console, next_command: str) -> str:

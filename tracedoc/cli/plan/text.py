@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -10,7 +9,7 @@ from tracedoc.planner.candidates import Candidate, step_range, with_checkpointin
 from tracedoc.planner.configurations import Configuration
 from tracedoc.planner.memory import SPREAD
 from tracedoc.planner.plan import Plan
-from tracedoc.report.terminal import heading, printed_text, text_console
+from tracedoc.report.terminal import bullet, heading, printed_text, text_console
 from tracedoc.units import format_count, format_gb, format_percent
 
 _LEAST_NEEDED = ("activ.", "other", "states", "sent", "room")
@@ -34,7 +33,7 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
     )
     console.print(Text(plan.because))
     for line in _change_lines(plan):
-        _bullet(console, line)
+        bullet(console, Text(line))
     if second := _second_opinion(plan):
         console.print(Text(second))
     if duration := _duration(plan):
@@ -42,11 +41,11 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
     if plan.found:
         heading(console, "Searched", "the fastest that fit")
         for line in _found_lines(plan):
-            _bullet(console, line)
+            bullet(console, Text(line))
     if plan.turning_points:
         heading(console, "What would change the answer", _kept(plan))
         for point in plan.turning_points:
-            _bullet(console, point)
+            bullet(console, Text(point))
     for configuration in shown_configurations(plan):
         heading(console, "Configuration", configuration.title + _others(plan, configuration))
         if configuration.note:
@@ -56,7 +55,7 @@ def plan_text(plan: Plan, *, next_command: str, width: int = 0, color: bool = Fa
             console.print(Text(f"  {line}", "cyan"), soft_wrap=True)
     heading(console, "Assumed")
     for text in plan.assumptions:
-        _bullet(console, text)
+        bullet(console, Text(text))
     return printed_text(console, next_command)
 
 
@@ -118,14 +117,6 @@ def shown_configurations(plan: Plan) -> tuple[Configuration, ...]:
 def _others(plan: Plan, shown: Configuration) -> str:
     others = dict.fromkeys(c.framework for c in plan.configurations if c.framework != shown.framework)
     return f"; --framework {'|'.join(others)} for the others" if others else ""
-
-
-def _bullet(console: Console, text: str) -> None:
-    rows = Table.grid()
-    rows.add_column(width=3)
-    rows.add_column(overflow="fold")
-    rows.add_row(" - ", Text(text))
-    console.print(rows)
 
 
 def _table(plan: Plan, width: int) -> Table:
