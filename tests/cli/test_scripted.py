@@ -44,7 +44,7 @@ STEP = FirstStep(
 
 def asked(step: FirstStep, **changes: object) -> Question:
     found = from_step(step, "train.py")
-    return Question(found.model, found.training, 2, 1, 80e9).changed(**changes)
+    return Question(found.model, found.training, 2, 1, 80e9).changed(optimizer="adamw", **changes)
 
 
 def test_the_peak_is_what_was_counted_beside_the_states_of_each_strategy() -> None:

@@ -273,11 +273,7 @@ def merge_parts(parts: Iterable[Part]) -> dict[str, object]:
     """
     ranks = [part for part in parts if part.get("part") == "rank" and value_at(part, "rank", int) is not None]
     nodes = [part for part in parts if part.get("part") == "node"]
-    exits: dict[tuple[object, object], Part] = {
-        (part.get("host"), pid): part
-        for part in parts
-        if part.get("part") == "exit" and (pid := value_at(part, "pid", int)) is not None
-    }
+    exits = {_process(part): part for part in parts if part.get("part") == "exit"}
     attempt = best_attempt(ranks)
     chosen = {str(part["rank"]): part for part in ranks if _attempt(part) == attempt}
     ended = bool(nodes) and all(node.get("ended") for node in nodes)
@@ -307,14 +303,19 @@ def _attempt(part: Part) -> int:
     return value_at(part, "restart", int) or 0
 
 
-def _settled(part: Part, ended: bool, exits: Mapping[tuple[object, object], Part]) -> dict[str, object]:
+def _process(part: Part) -> tuple[str, int] | None:
+    host, pid = value_at(part, "host", str), value_at(part, "pid", int)
+    return (host, pid) if host is not None and pid is not None else None
+
+
+def _settled(part: Part, ended: bool, exits: Mapping[tuple[str, int] | None, Part]) -> dict[str, object]:
     """Return a rank's part with the state it will keep, once nothing of the job runs any more.
 
     ``exits`` are the parts in which launchers say how processes ended, by host and process number.
     """
     entry = {key: value for key, value in part.items() if key not in ("schema", "part")}
-    place = (_text(part, "host"), value_at(part, "pid", int))
-    if place in exits:
+    place = _process(part)
+    if place is not None and place in exits:
         entry["exit_code"] = exits[place].get("exit_code")
         entry["exited_ns"] = exits[place].get("exited_ns")
     state = entry.get("state")
