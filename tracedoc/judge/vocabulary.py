@@ -56,7 +56,8 @@ def rule_schema() -> dict[str, Any]:
     """
     from tracedoc.whatif.changes.registry import CHANGES
 
-    schema = _with_words(msgspec.json.schema(Rule), installed_vocabulary().words)
+    words = installed_vocabulary().words
+    schema = _with_words(msgspec.json.schema(Rule), words)
     kinds = schema["$defs"]
     for kind in kinds.values():
         # Python 3.13 takes the indentation out of docstrings, earlier ones keep it.
@@ -68,6 +69,7 @@ def rule_schema() -> dict[str, Any]:
         "properties": {"change": {"enum": sorted(CHANGES)}},
         "required": ["change"],
     }
+    kinds |= {title: {"enum": sorted(known)} for title, known in words.items()}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A rule of tracedoc",
@@ -76,11 +78,11 @@ def rule_schema() -> dict[str, Any]:
 
 
 def _with_words(part: Any, words: Mapping[str, Collection[str]]) -> Any:
-    """A part of a schema in which each kind of word is all words of that kind."""
+    """A part of a schema in which each kind of word refers to all words of that kind."""
     if isinstance(part, list):
         return [_with_words(one, words) for one in part]
     if not isinstance(part, dict):
         return part
     if part.get("type") == "string" and part.get("title") in words:
-        return {"enum": sorted(words[part["title"]])}
+        return {"$ref": f"#/$defs/{part['title']}"}
     return {key: _with_words(value, words) for key, value in part.items() if key != "default"}
