@@ -16,7 +16,7 @@ from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.straggler.late_ranks import gaps_of, stragglers, waits_for
 from tracedoc.topics.straggler.run import straggler_any_cost_ms, straggler_cost_ms
-from tracedoc.topics.straggler.uneven import uneven_ranks, uneven_work_ms
+from tracedoc.topics.straggler.uneven import uneven_ranks, uneven_work_steps
 from tracedoc.values import Unknown
 
 EvidenceCollector = Callable[[Measurements, str | None], tuple[Evidence, ...]]
@@ -127,7 +127,7 @@ def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None
 _BEYOND_ONE_RANK: dict[str, EvidenceCollector] = {
     straggler_cost_ms.name: _waits_for_straggler,
     straggler_any_cost_ms.name: _waits_for_straggler,
-    uneven_work_ms.name: partial(_waits_for_straggler, uneven=True),
+    uneven_work_steps.name: partial(_waits_for_straggler, uneven=True),
 }
 """Collectors of facts whose places lie on other ranks too, or are more than the fact counts."""
 

@@ -42,27 +42,6 @@ SLOWER_CPU = 0.15
 
 
 @once
-def even_gain_ns(run: RunView) -> Int64Array | None:
-    """How much shorter each step would be if every micro-batch took its stage equally long.
-
-    The work of a rank between two sends is that of one forward or backward pass. Passes that lie between the
-    same kinds of sends in one stage are given their mean over its ranks, micro-batches and steps.
-    """
-    found, plan = _replayed(run)
-    if found is None or plan is None or not found.whole:
-        return None
-    if found.micro_batches < 2:
-        return np.zeros(len(found.steps), dtype=np.int64)
-    work = np.array(plan.work_ns, dtype=np.float64)
-    for alike in _alike(run, plan, found):
-        lengths = alike.lengths(work)
-        for places, length in zip(alike.passes, lengths.tolist(), strict=True):
-            work[places] *= lengths.mean() / length if length > 0 else 1.0
-    _even_out_rest(run, plan, found, work)
-    return gains_of_work(plan, work, found.steps)
-
-
-@once
 def pass_ratios(run: RunView) -> Floats:
     """How long each pass of a rank through a micro-batch takes, over the mean of those like it.
 
@@ -146,20 +125,6 @@ def _scheduled_ns(found: Pipeline, stage_ns: Floats) -> float:
     ahead = np.arange(stages - 1, -1, -1)
     before, after = np.cumsum(one) - one, one.sum() - np.cumsum(one)
     return float((before + count * one + np.maximum(after - ahead * one / 3, 0)).max())
-
-
-def _even_out_rest(run: RunView, plan: ArrivalReplay, found: Pipeline, work: Floats) -> None:
-    """Let what follows the passes take each rank as long as the fastest one.
-
-    An optimizer that exchanges norms or flags inside ends together on all ranks: what it takes some of them
-    longer is waiting for the last stage to be done.
-    """
-    for step in found.steps:
-        rests = [passes_of_step(run, plan, place, step)[1] for place in range(len(run.digests))]
-        least = min(work[rest].sum() for rest in rests)
-        for rest in rests:
-            length = work[rest].sum()
-            work[rest] *= least / length if length > 0 else 1.0
 
 
 class _Alike(msgspec.Struct, frozen=True, eq=False):
@@ -324,8 +289,7 @@ def _gain_of_usual_passes(
         return _gain_by_schedule(found, place, usual_ns)
     work = np.array(plan.work_ns, dtype=np.float64)
     for column, step in enumerate(found.steps):
-        passes, _ = passes_of_step(run, plan, place, step)
-        work[passes] *= usual_ns[column] / max(found.pass_ns[place, column], 1.0)
+        work[passes_of_step(run, plan, place, step)] *= usual_ns[column] / max(found.pass_ns[place, column], 1.0)
     return gains_of_work(plan, work, found.steps)
 
 

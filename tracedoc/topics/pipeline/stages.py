@@ -217,7 +217,7 @@ def _gpu_passes(
     work = np.array(plan.work_ns, dtype=np.int64)
     places = range(len(run.digests))
     passes = np.array(
-        [[work[passes_of_step(run, plan, place, step)[0]].sum() for step in steps] for place in places],
+        [[work[passes_of_step(run, plan, place, step)].sum() for step in steps] for place in places],
         dtype=np.float64,
     )
     # The last step is cut off by the end of the capture, mostly behind its last pass.
@@ -234,8 +234,8 @@ def actions_of(plan: ArrivalReplay, place: int) -> tuple[Places, Int64Array, Int
     return kept + part.start, action[kept], np.array(plan.item[part], dtype=np.int64)[kept]
 
 
-def passes_of_step(run: RunView, plan: ArrivalReplay, place: int, step: int) -> tuple[Places, Places]:
-    """The actions of a rank up to which it works on passes in a step, and those after them.
+def passes_of_step(run: RunView, plan: ArrivalReplay, place: int, step: int) -> Places:
+    """The actions of a rank up to which it works on passes in a step.
 
     The passes end where the last reduction of gradients begins after the last send or receive, or the first
     other operation with other ranks.
@@ -258,7 +258,7 @@ def passes_of_step(run: RunView, plan: ArrivalReplay, place: int, step: int) -> 
     reduced = following[np.isin(item[following] - plan.offsets[place], reductions)]
     ends = reduced[-1:] if reduced.size else following[:1]
     end = int(ends[0]) + 1 if ends.size else position.size
-    return position[:end], position[end:]
+    return position[:end]
 
 
 class CpuWork(msgspec.Struct, frozen=True, eq=False):

@@ -12,11 +12,8 @@ from tracedoc.ranks.code_places import most_work_place
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import CPU_MEASURES, MEASURES, Floats, work_shares
-from tracedoc.spans import Int64Array
-from tracedoc.topics.pipeline.balance import even_gain_ns, pass_ratios
-from tracedoc.topics.pipeline.stages import pipeline
-from tracedoc.topics.straggler.run import straggler_any_cost_ms
-from tracedoc.trace.distinct import is_among
+from tracedoc.topics.pipeline.balance import pass_ratios
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.values import Unknown, Value, once
 
 MORE_WORK = 0.05
@@ -26,24 +23,6 @@ EXPLAINED = 0.5
 """Work accounts for longer compute where it exceeds that of the replicas by this share of the excess."""
 
 NO_REPLICAS = Unknown("no ranks are known to reduce the same gradients: which should do equal work is open")
-
-
-@run_fact(unit="ms", needs=("kernels", "collectives", "multi_rank"))
-def uneven_work_ms(run: RunView) -> Value:
-    """What equal shares of the same work would give back a step: the mean over ranks of a kind of waiting.
-
-    Counted is exposed waiting for ranks that had 5 % more work or more than the median of those that reduce
-    the same gradients, where that accounts for half or more of their longer compute, and the compute for
-    half or more of their lateness. All ranks' compute and waiting add up to the step, so that with equal
-    shares the step is shorter by the mean waiting. The mean over the steps that all ranks captured whole.
-
-    In a pipeline samples are dealt out in micro-batches: there it is how much shorter a step would be if each
-    stage took every micro-batch equally long, by a replay of all ranks, the mean over the steps.
-    """
-    by_step = uneven_by_step(run)
-    if by_step is None:
-        return NO_REPLICAS
-    return max(float(np.mean(list(by_step.values()))), 0.0) / 1e6
 
 
 @run_fact(unit="ratio", needs=("kernels", "collectives", "multi_rank"))
@@ -97,30 +76,18 @@ def uneven_work_code(run: RunView) -> Value:
     return str(found or "none")
 
 
-@run_fact(
-    unit="ms",
-    needs=("kernels", "collectives", "multi_rank", uneven_work_ms, uneven_work_code, straggler_any_cost_ms),
-)
-def uneven_work_gain_ms(run: RunView) -> Value:
-    """What equal work gives back a step: :func:`uneven_work_ms`, where it can be shared.
-
-    What one function starts on one rank is done by none instead: then it is :func:`straggler_any_cost_ms`.
-    """
-    return uneven_work_ms(run) if uneven_work_code(run) == "none" else straggler_any_cost_ms(run)
-
-
 @run_fact(unit="count", needs=("kernels", "collectives", "multi_rank"))
 def uneven_work_steps(run: RunView) -> Value:
-    """Steps in which ranks wait for one with more work than its replicas, as ``uneven_work_ms`` counts.
+    """Steps in which ranks wait for one with more work than its replicas, by 5 % or more.
 
-    In a pipeline every pass of a rank through a micro-batch counts as one, where it takes 5 % more or less
+    The work accounts for half or more of its longer compute, and that for half or more of its lateness. In a pipeline every pass of a rank through a micro-batch counts as one, where it takes 5 % more or less
     than the mean of its stage.
     """
     passes = pass_ratios(run)
     if passes.size:
         return int((np.abs(passes - 1.0) >= MORE_WORK).sum())
     excess = work_excess(run)
-    return NO_REPLICAS if excess is None else int(waits_by_excess(run, excess).any(axis=0).sum())
+    return NO_REPLICAS if excess is None else _steps_with_waits(run, excess)
 
 
 @run_fact(unit="count", needs=("kernels", "collectives", "multi_rank"))
@@ -134,18 +101,6 @@ def uneven_work_compared(run: RunView) -> Value:
 def uneven_work_of(run: RunView) -> Value:
     """What :func:`uneven_work_compared` counts, in words."""
     return "passes through micro-batches" if pass_ratios(run).size else "steps"
-
-
-def uneven_by_step(run: RunView) -> dict[int, float] | None:
-    """The values that :func:`uneven_work_ms` is the mean of, in ns, by step."""
-    gain_ns, found = even_gain_ns(run), pipeline(run)
-    if gain_ns is not None and found is not None:
-        return dict(zip(found.steps, gain_ns.astype(np.float64).tolist(), strict=True))
-    excess = work_excess(run)
-    if excess is None:
-        return None
-    waits = waits_by_excess(run, excess).mean(axis=0)
-    return dict(zip(work_shares(run).steps, waits.tolist(), strict=True))
 
 
 def uneven_ranks(run: RunView) -> frozenset[int]:
@@ -225,8 +180,8 @@ def work_excess(run: RunView) -> Excess | None:
     return Excess(ratio, measure, explained, longer)
 
 
-def waits_by_excess(run: RunView, excess: Excess) -> Int64Array:
-    """The exposed time that each rank waits for ranks that had more work: ``[rank, step]``, in ns.
+def _steps_with_waits(run: RunView, excess: Excess) -> int:
+    """In how many steps a rank waits, with no compute beside it, for one that had more work.
 
     Only for ranks whose longer compute accounts for half or more of how late they came in that step.
     """
@@ -238,11 +193,5 @@ def waits_by_excess(run: RunView, excess: Excess) -> Int64Array:
     np.add.at(late, (blame.root[own], column[own]), blame.late_ns[own])
     counted = excess.explained & (excess.longer_ns >= EXPLAINED * late)
     blamed = chosen & counted[blame.root, column]
-    parts = np.flatnonzero(blamed[matching.operation])
-    waits = np.zeros(excess.ratio.shape, dtype=np.int64)
-    operation = matching.operation[parts]
-    np.add.at(waits, (matching.part_rank[parts], column[operation]), blame.exposed_wait_ns[parts])
-    for place, digest in enumerate(run.digests):  # waits in two groups at once count once
-        most = [run.splits[digest.rank, step].wait_ns for step in shares.steps]
-        waits[place] = np.minimum(waits[place], most)
-    return waits
+    waits = blamed[matching.operation] & (blame.exposed_wait_ns > 0)
+    return distinct(matching.step[matching.operation[waits]]).size
