@@ -199,7 +199,7 @@ FIXED = (
     ),
     Fixed(
         "callback_rank1",
-        "cpu-straggler",
+        "straggler-rank",
         "Take `on_step_end`",
         (("            one.on", "            if step % 50 == 49:\n                one.on"),),
     ),
@@ -220,7 +220,7 @@ FIXED = (
     ),
     Fixed(
         "extra_operators one",
-        "cpu-straggler",
+        "straggler-rank",
         "Take `log_histograms`",
         (("        if rank == (1", "        if step % 50 == 49 and rank == (1"),),
     ),
@@ -233,7 +233,7 @@ FIXED = (
     ),
     Fixed(
         "mesh_rank3",
-        "cpu-straggler",
+        "straggler-rank",
         "Take `prepare`",
         (
             ("    for step in", "    prepared = prepare(distributed.get_rank())\n    for step in"),
@@ -242,7 +242,7 @@ FIXED = (
     ),
     Fixed(
         "local_sgd",
-        "cpu-straggler",
+        "straggler-rank",
         "Take `augment`",
         (
             ("    for step in", "    augmented = augment(distributed.get_rank())\n    for step in"),
@@ -257,7 +257,7 @@ FIXED = (
     ),
     Fixed(
         "drawn_bar",
-        "cpu-straggler",
+        "straggler-rank",
         "Take `draw_progress`",
         (("        if rank == 0:", "        if rank == 0 and step % 50 == 49:"),),
     ),

@@ -164,7 +164,7 @@ def test_cause_and_family_are_explained_with_a_budget(name: str):
 
 def test_cause_is_explained_with_the_findings_of_a_run(sample_traces: Path):
     folder = str(sample_traces / "cpu_ddp_straggler")
-    assert "[cpu-straggler]" in run("explain", "ranks.host", folder).stdout
+    assert "[straggler-rank]" in run("explain", "ranks.host", folder).stdout
     assert "pipeline.bubble costs 0 ms of the step.\n" in run("explain", "pipeline.bubble", folder).stdout
 
 

@@ -121,7 +121,7 @@ def test_a_late_rank_s_own_stacks_name_its_function(tmp_path: Path, late: int) -
     assert diagnosis.facts["straggler_code_ms"].values[str(late)] == 30
     assert diagnosis.facts["straggler_recapture"].values[str(late)] == "none"
     (found,) = [
-        one for one in diagnosis.findings if one.rule_id == ("cpu-straggler" if late else "rank-zero-work")
+        one for one in diagnosis.findings if one.rule_id == ("straggler-rank" if late else "rank-zero-work")
     ]
     assert "30 ms" in found.message
     assert "`save_samples` (`train.py:4`)" in found.message
@@ -137,7 +137,7 @@ def test_operators_that_only_the_late_rank_starts_name_their_function(tmp_path: 
     diagnosis = diagnosed(tmp_path, (1,), recorded, lanes_of_late=MORE)
     assert diagnosis.facts["straggler_cause"].values["1"] == "more kernels"
     assert named(diagnosis, 1) == "`log_metrics` (`train.py:15`)"
-    (found,) = [one for one in diagnosis.findings if one.rule_id == "cpu-straggler"]
+    (found,) = [one for one in diagnosis.findings if one.rule_id == "straggler-rank"]
     assert "30 ms more than rank 0 in `log_metrics` (`train.py:15`)" in found.message
     assert [fix.title for fix in found.fixes] == ["Take `log_metrics` (`train.py:15`) out of the step"]
     assert diagnosis.facts["uneven_work_code"].value == "`log_metrics` (`train.py:15`)"
@@ -168,7 +168,7 @@ def test_a_rank_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:
     """As runs of earlier versions are, in which rank 0 alone recorded them."""
     diagnosis = diagnosed(tmp_path, (1,), {0: (MAIN, SAVE)})
     assert named(diagnosis, 1) == "none"
-    (found,) = [one for one in diagnosis.findings if one.rule_id == "cpu-straggler"]
+    (found,) = [one for one in diagnosis.findings if one.rule_id == "straggler-rank"]
     assert "save_samples" not in found.message
     assert found.fixes[0].change == "tracedoc collect -- COMMAND   # names the function, with Python stacks"
 
@@ -197,7 +197,7 @@ def test_with_stacks_of_the_late_rank_alone_its_time_counts_whole(tmp_path: Path
     assert diagnosis.facts["straggler_code_ms"].values["1"] == {
         "unknown": "no rank that is not late recorded stacks"
     }
-    (found,) = [one for one in diagnosis.findings if one.rule_id == "cpu-straggler"]
+    (found,) = [one for one in diagnosis.findings if one.rule_id == "straggler-rank"]
     assert "Recorded with Python stacks" not in found.message
 
 

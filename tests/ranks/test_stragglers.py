@@ -160,7 +160,7 @@ def test_on_a_busy_host_what_a_rank_does_in_every_step_is_its_cause(tmp_path: Pa
             now = end + 10.0
         builder.step(len(noise_ms), now, now + 1.0)
         builder.write(tmp_path / f"rank-{rank}.json")
-    (finding,) = [f for f in judged(tmp_path).findings if f.rule_id == "cpu-straggler"]
+    (finding,) = [f for f in judged(tmp_path).findings if f.rule_id == "straggler-rank"]
     assert finding.ranks == (1,)
     assert "30 ms more than rank 0 in Python outside PyTorch's operators" in finding.message
     assert "rank 0 waits for it in most of 3 steps" in finding.message

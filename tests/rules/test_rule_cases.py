@@ -43,8 +43,6 @@ DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
     ("interpreter-held", "min_share"): "tests/topics/host/test_background.py",
     ("script-code", "min_share"): "tests/topics/host/test_script_code.py",
-    ("cpu-straggler", "habit"): "tests/topics/straggler/test_core_wait.py",
-    ("cpu-straggler", "place"): "",
 }
 """Thresholds that no drawing decides, and the test that does; "" where none does."""
 

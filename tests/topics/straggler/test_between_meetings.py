@@ -49,7 +49,7 @@ def test_a_rank_that_is_late_between_meetings_costs_every_step(tmp_path: Path, s
     assert found.ledger is not None
     meetings = (steps + PERIOD - 1) // PERIOD
     assert found.ledger.step_ms == pytest.approx(50 + meetings * TRANSFER_MS / steps)
-    (first,) = [one for one in found.findings if one.rule_id == "cpu-straggler"]
+    (first,) = [one for one in found.findings if one.rule_id == "straggler-rank"]
     assert first.told_ms == pytest.approx(30, rel=0.05)
     assert "rank 1 spends 30 ms more than rank 0" in found.summary
 

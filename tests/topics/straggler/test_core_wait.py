@@ -50,7 +50,7 @@ def test_only_what_a_rank_waits_for_a_core_beyond_the_others_excuses_it(
             "window": {"training_thread": thread},
         }
     (tmp_path / MANIFEST_NAME).write_text(json.dumps({"schema": MANIFEST_SCHEMA, "ranks": ranks}))
-    found = diagnose([tmp_path], Options(jobs=1, select=("cpu-straggler",))).findings
+    found = diagnose([tmp_path], Options(jobs=1, select=("straggler-rank",))).findings
     assert [one.ranks for one in found] == ([(1,)] if late else [])
 
 

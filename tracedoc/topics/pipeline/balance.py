@@ -289,7 +289,8 @@ def _gain_of_usual_passes(
         return _gain_by_schedule(found, place, usual_ns)
     work = np.array(plan.work_ns, dtype=np.float64)
     for column, step in enumerate(found.steps):
-        work[passes_of_step(run, plan, place, step)] *= usual_ns[column] / max(found.pass_ns[place, column], 1.0)
+        passes = passes_of_step(run, plan, place, step)
+        work[passes] *= usual_ns[column] / max(found.pass_ns[place, column], 1.0)
     return gains_of_work(plan, work, found.steps)
 
 

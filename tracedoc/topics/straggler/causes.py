@@ -48,6 +48,9 @@ ALONE = 1 / 3
 IN_CODE = ("input", "python", "gc", "unknown")
 """What makes a rank late in functions of the script: their time lies outside operators."""
 
+WHERE = ("somewhere in the step", *(one if one.startswith("between") else f"in {one}" for one in PHASES[1:]))
+"""Where in a step something makes a rank late, in words behind a comma."""
+
 STACKS_ON_ALL = 8
 """In jobs of so many ranks ``tracedoc collect`` has all record a step with stacks."""
 
@@ -130,15 +133,11 @@ def straggler_covered_ms(run: RunView, digest: RankDigest) -> Value:
     return more_ms if more_ms > noticeable_ns(run) / 1e6 else 0.0
 
 
-@ranks_fact(unit="text", needs=("collectives", "multi_rank"), values=PHASES)
+@ranks_fact(unit="text", needs=("collectives", "multi_rank"), values=WHERE)
 def straggler_phase(run: RunView, digest: RankDigest) -> Value:
-    """Where in the step this rank's host was longest away before a collective to which it came last.
-
-    "the forward pass", "between forward and backward", "the backward pass", "between backward and optimizer",
-    "the optimizer", "between two steps"; else "an unknown phase".
-    """
+    """Where in the step this rank's host was longest away before a collective to which it came last."""
     late = needed(late_at(run, digest))
-    return PHASES[late.away_phase if late else 0]
+    return WHERE[late.away_phase if late else 0]
 
 
 @ranks_fact(unit="text", needs=("multi_rank",))

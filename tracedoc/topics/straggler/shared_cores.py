@@ -8,8 +8,9 @@ from tracedoc.facts.catalog import ranks_fact, run_fact
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.host.run import core_wait_ms, crowded
-from tracedoc.topics.straggler.causes import MORE_KERNELS, kernel_cause
-from tracedoc.topics.straggler.late_ranks import stragglers
+from tracedoc.topics.step.rank import step_ms
+from tracedoc.topics.straggler.causes import MORE_KERNELS, LatePlace, kernel_cause, late_place
+from tracedoc.topics.straggler.late_ranks import Straggler, stragglers
 from tracedoc.topics.straggler.run import NOT_MATCHED, cost_ms, is_matched, late_at
 from tracedoc.topics.straggler.work_before import CAUSES
 from tracedoc.values import Unknown, Value, needed, needed_number
@@ -18,76 +19,93 @@ ENOUGH_TURNS = 4
 AS_LONG = 0.9
 """Work that ranks do in turn takes about as long in so many steps or more: this share of the median."""
 
+TURN_MS = 5.0
+"""A process that shares its core may stand back for a turn or two of some milliseconds each."""
 
-@ranks_fact(unit="fraction", needs=("collectives", "multi_rank"))
-def straggler_explained_frac(run: RunView, digest: RankDigest) -> Value:
-    """How much of the waiting the cause explains in at least three quarters of the steps.
+HABIT_STEPS = 2
+"""One step shows no habit."""
 
-    A cause that is there in every step explains it; where processes share cores, a rank can come last
-    several times by chance, and then it did nothing else than its peers. Each step's cause is compared with
-    the waiting of that step. Only for longer kernels it is compared with that of the median step: sharing
-    a core makes them longer as well, by a different length in each step.
+HABIT = 0.15
+"""So much of every step spent otherwise than the peers is no accident, whatever else they wait for."""
+
+EXPLAINED = 0.5
+"""Processes that share cores come last by chance; a cause in every step is none."""
+
+SURELY_EXPLAINED = 0.6
+"""As many operators as those of the peers, which take longer, may only share their core."""
+
+IN_CODE_SHARE = 0.05
+"""A function of the script in which only this rank is so long in every step is no accident either."""
+
+
+@ranks_fact(unit="bool", needs=("collectives", "multi_rank", core_wait_ms, step_ms))
+def straggler_beyond_chance(run: RunView, digest: RankDigest) -> Value:
+    """Whether more makes this rank late than processes that share cores do to each other by chance.
+
+    True on GPUs, whose work needs no core. On CPUs what it does longer than its peers has to recur: from 5 ms
+    on in three steps of four, and half of what the others wait for it or 15 % of the step (5 % in a function
+    of the script that is named; three fifths of the waiting where the same operators take longer). And half of
+    what they wait, or 15 % of the step, must be left without what it waited for a core (:func:`core_wait_ms`),
+    unless a named function of this rank alone takes as long.
     """
     late = needed(late_at(run, digest))
-    if late is None:
-        return 0.0
+    if late is None or not digest.is_cpu:
+        return late is not None
+    recurring_ms = float(habitual(np.maximum(late.excess_us, 0)).sum()) / 1e3
+    if len(late.steps) < HABIT_STEPS or min(cost_ms(run, late), recurring_ms) <= TURN_MS:
+        return False
+    step, shown = needed_number(step_ms.of(digest)), late_place(run, late)
+    return _recurs(run, late, shown, step) and _has_cores(run, late, shown, step)
+
+
+def _recurs(run: RunView, late: Straggler, shown: LatePlace | None, step: float) -> bool:
+    """Whether what a rank is longer at explains the waiting for it in at least three quarters of the steps.
+
+    Each step's cause is compared with the waiting of that step; only longer kernels with that of the median
+    step: sharing a core makes them longer as well, by a different length in each step.
+    """
     waited = late.gain_ns.astype(np.float64)
     if late.cause == "kernels" and late.more_kernels < MORE_KERNELS:
         waited = np.full(waited.size, np.median(waited))
     shares = np.minimum(late.cause_ns / np.maximum(waited, 1.0), 1.0)[waited > 0]
-    return float(habitual(shares)) if shares.size else 0.0
+    explained = float(habitual(shares)) if shares.size else 0.0
+    if _is_longer(run, late):
+        return explained >= SURELY_EXPLAINED
+    habit = float(habitual(late.cause_ns)) / 1e6 / step
+    return explained >= EXPLAINED or habit > HABIT or (shown is not None and habit > IN_CODE_SHARE)
 
 
-@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
-def straggler_habit_ms(run: RunView, digest: RankDigest) -> Value:
-    """How much longer than its peers this rank is at its cause in at least three quarters of the steps."""
-    late = needed(late_at(run, digest))
-    return float(habitual(late.cause_ns)) / 1e6 if late else 0.0
+def _has_cores(run: RunView, late: Straggler, shown: LatePlace | None, step: float) -> bool:
+    """Whether a rank is late from more than what it waited for a core."""
+    cost = cost_ms(run, late)
+    if shown is not None and (late.cause == "kernels" or (shown.more_ns or 0) / 1e6 > EXPLAINED * cost):
+        return True
+    waited = needed_number(_core_wait_frac(run, late, cost))
+    return waited < EXPLAINED or cost * (1.0 - waited) > HABIT * step
 
 
-@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
-def straggler_recurring_ms(run: RunView, digest: RankDigest) -> Value:
-    """How much longer than its peers this rank is in at least three quarters of the steps, at all causes.
-
-    Of each cause what recurs, added up. What it is longer at in a few steps only is not in it.
-    """
-    late = needed(late_at(run, digest))
-    return float(habitual(np.maximum(late.excess_us, 0)).sum()) / 1e3 if late else 0.0
-
-
-@ranks_fact(
-    unit="fraction",
-    needs=("collectives", "multi_rank", core_wait_ms),
-)
-def straggler_core_wait_frac(run: RunView, digest: RankDigest) -> Value:
-    """Share of :func:`straggler_cost_ms` for which this rank had no free core (:func:`core_wait_ms`).
+def _core_wait_frac(run: RunView, late: Straggler, cost: float) -> Value:
+    """Share of what a rank costs for which it had no free core (:func:`core_wait_ms`).
 
     All of it where "longer kernels" is the cause, which nothing else shows; then it is 1 where operators use
     more threads than the rank has cores, for an operator waits for the last of them. Of other causes, which
     are seen on their own, only what it waited longer than the median of the other ranks; 0 where that is not
-    known, and where nobody waits.
+    known.
     """
-    late = needed(late_at(run, digest))
-    if late is None:
-        return 0.0
     waits = core_wait_ms.by_rank(run)
-    wait, cost = waits.pop(str(late.rank)), cost_ms(run, late)
-    if late.cause != "kernels" or kernel_cause(late, run) != "longer kernels":
+    wait = waits.pop(str(late.rank))
+    if not _is_longer(run, late):
         known = [float(value) for value in (wait, *waits.values()) if not isinstance(value, (Unknown, str))]
         if len(known) <= len(waits):
             return 0.0
         wait = max(known[0] - float(np.median(known[1:])), 0.0)
     elif crowded(run, late.rank):
         return 1.0
-    return needed_number(wait) / cost if cost else 0.0
+    return needed_number(wait) / cost
 
 
-@ranks_fact(unit="ms", needs=("collectives", "multi_rank", straggler_core_wait_frac))
-def straggler_beyond_cores_ms(run: RunView, digest: RankDigest) -> Value:
-    """What is left of :func:`straggler_cost_ms` without :func:`straggler_core_wait_frac` of it."""
-    late = needed(late_at(run, digest))
-    waited = needed_number(straggler_core_wait_frac(run, digest))
-    return cost_ms(run, late) * max(1.0 - waited, 0.0) if late else 0.0
+def _is_longer(run: RunView, late: Straggler) -> bool:
+    return late.cause == "kernels" and kernel_cause(late, run) == "longer kernels"
 
 
 @run_fact(unit="ms", needs=("collectives", "multi_rank"))
