@@ -118,7 +118,6 @@ def test_the_function_of_the_loop_is_nothing_to_take_out_of_the_step(tmp_path: P
 def test_a_late_rank_s_own_stacks_name_its_function(tmp_path: Path, late: int) -> None:
     diagnosis = diagnosed(tmp_path, (late,), {late: (MAIN, SAVE), 1 - late: (MAIN,)})
     assert named(diagnosis, late) == "`save_samples` (`train.py:4`)"
-    assert diagnosis.facts["straggler_code_ms"].values[str(late)] == 30
     assert diagnosis.facts["straggler_recapture"].values[str(late)] == "none"
     (found,) = [
         one for one in diagnosis.findings if one.rule_id == ("straggler-rank" if late else "rank-zero-work")
@@ -194,11 +193,6 @@ def test_what_all_ranks_do_makes_none_of_them_late(tmp_path: Path) -> None:
 def test_with_stacks_of_the_late_rank_alone_its_time_counts_whole(tmp_path: Path) -> None:
     diagnosis = diagnosed(tmp_path, (1,), {1: (MAIN, SAVE)})
     assert named(diagnosis, 1) == "`save_samples` (`train.py:4`)"
-    assert diagnosis.facts["straggler_code_ms"].values["1"] == {
-        "unknown": "no rank that is not late recorded stacks"
-    }
-    (found,) = [one for one in diagnosis.findings if one.rule_id == "straggler-rank"]
-    assert "Recorded with Python stacks" not in found.message
 
 
 @pytest.mark.parametrize("line", [43, 44])
@@ -207,7 +201,6 @@ def test_a_function_that_runs_since_before_is_the_same_at_another_line(tmp_path:
     early = (("train.py(43): main", 0, 100), ("torch/nn/linear.py(9): forward", 5, 100))
     diagnosis = diagnosed(tmp_path, (1,), {0: early, 1: ((f"train.py({line}): main", 0, 100),)})
     assert named(diagnosis, 1) == f"`main` (`train.py:{line}`)"
-    assert diagnosis.facts["straggler_code_ms"].values["1"] == 25
 
 
 def test_functions_of_one_name_are_told_apart_by_their_lines(tmp_path: Path) -> None:
@@ -247,8 +240,7 @@ def test_of_many_steps_with_stacks_only_those_that_tell_something_are_read(
 
 def test_a_late_first_rank_is_compared_with_the_next(tmp_path: Path) -> None:
     recorded = {0: (MAIN, SAVE), 1: (MAIN,), 2: (MAIN,)}
-    diagnosis = diagnosed(tmp_path, (0,), recorded, ranks=3)
-    assert diagnosis.facts["straggler_code_ms"].values["0"] == 30
+    assert named(diagnosed(tmp_path, (0,), recorded, ranks=3), 0) == "`save_samples` (`train.py:4`)"
 
 
 def test_a_large_job_is_recorded_again_with_the_late_rank(tmp_path: Path) -> None:

@@ -121,11 +121,9 @@ def test_a_few_steps_say_what_they_cost_and_that_the_late_rank_changes(tmp_path:
 
 def test_one_rank_that_pauses_now_and_then_is_told_with_its_steps(tmp_path: Path) -> None:
     write_changing(tmp_path, [1, -1, 1, -1, -1, 1])
-    diagnosis = judged(tmp_path)
-    (finding,) = [f for f in diagnosis.findings if f.topic == "straggler"]
+    (finding,) = [f for f in judged(tmp_path).findings if f.topic == "straggler"]
     assert finding.rule_id == "rotating-straggler"
     assert "rank 1 is late in steps 0, 2, 5; rank 1's kernels take longer then" in finding.message
-    assert diagnosis.facts["straggler_any_cost_ms"].value == pytest.approx(12.5)
 
 
 @pytest.mark.parametrize(

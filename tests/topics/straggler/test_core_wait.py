@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.run.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 from tracedoc.testing import parse_lanes
-from tracedoc.topics.straggler import run as straggler_run
 
 LATE = """
 step: 100
@@ -52,18 +48,3 @@ def test_only_what_a_rank_waits_for_a_core_beyond_the_others_excuses_it(
     (tmp_path / MANIFEST_NAME).write_text(json.dumps({"schema": MANIFEST_SCHEMA, "ranks": ranks}))
     found = diagnose([tmp_path], Options(jobs=1, select=("straggler-rank",))).findings
     assert [one.ranks for one in found] == ([(1,)] if late else [])
-
-
-def test_waits_in_longer_steps_cost_the_analysed_one_their_share() -> None:
-    """Half of each step is waited; the analysed step is the shortest, 20 ms, the others last 60 and 80."""
-
-    def step(index: int, ms: int) -> SimpleNamespace:
-        return SimpleNamespace(index=index, budget=SimpleNamespace(window_ns=ms * 10**6))
-
-    steps = [step(0, 20), step(1, 60), step(2, 80)]
-    digest = SimpleNamespace(complete_steps=steps, judged_step=steps[0])
-    run: Any = SimpleNamespace(digests=[digest], analysed_step=steps[0])
-    waited_ns = np.array([10, 30, 40]) * 10**6
-    assert straggler_run._of_analysed_step(run, (0, 1, 2), waited_ns) == pytest.approx(10e6)
-    # Of a step that no rank captured whole the waiting itself counts.
-    assert straggler_run._of_analysed_step(run, (0, 1, 9), waited_ns) == pytest.approx(30e6)

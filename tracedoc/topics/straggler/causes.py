@@ -171,7 +171,7 @@ def straggler_code(run: RunView, digest: RankDigest) -> Value:
     """The function of the script in which a late rank takes longer than its peers, or "none".
 
     From the stacks of that rank alone, in its trace or in its step with stacks. What the function takes on
-    ranks that are not late does not count (:func:`straggler_code_ms`); the rest is half or more of what the
+    ranks that are not late does not count; the rest is half or more of what the
     rank is longer at its cause. Of a rank with more kernels, or operators, it is the function that starts
     half or more of those that it starts beyond the others.
     """
@@ -199,23 +199,6 @@ def straggler_turn_code(run: RunView) -> Value:
     found = [place_alone(run, rank, peers, lasted_ms, loading=False) for rank, peers in others]
     alone = [place for place, compared in found if place is not None and compared]
     return str(max(alone, key=lambda one: one.time_ns, default="none"))
-
-
-@ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
-def straggler_code_ms(run: RunView, digest: RankDigest) -> Value:
-    """How much longer a late rank is in :func:`straggler_code` than the median rank that is not late.
-
-    In steps that were recorded with stacks, which make Python slower. Of operators that are counted it is not
-    known.
-    """
-    late = late_by_rank(run).get(digest.rank)
-    shown = late_place(run, late) if late else None
-    if late is None or shown is None:
-        return Unknown("no function is named")
-    if late.cause == "kernels":
-        return Unknown("what it starts there is counted, not timed")
-    alone = Unknown("no rank that is not late recorded stacks")
-    return shown.more_ns / 1e6 if shown.more_ns is not None else alone
 
 
 @ranks_fact(unit="text", needs=("collectives", "multi_rank"))

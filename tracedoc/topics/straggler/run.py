@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 
 from tracedoc.facts.catalog import ranks_fact, run_fact
-from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
+from tracedoc.ranks.arrival_replay import arrival_replay
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.step.long_steps import period_of
 from tracedoc.topics.straggler.late_ranks import Straggler, late_by_rank, noticeable_ns, stragglers
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value, needed, needed_number, once
+from tracedoc.values import Unknown, Value, needed, once
 
-MAINLY = 0.9
-"""A rank that causes this share of all waiting for late ranks is the late one."""
+MOSTLY, MAINLY = 0.5, 0.9
+"""A rank that causes these shares of all waiting for late ranks is the straggler, and the only late one."""
 
 NEARLY_ALWAYS = 0.75
 """A rank that is late in three steps of four always is."""
 
 NOT_MATCHED = Unknown("no collective could be matched over the ranks")
+NOBODY_LATE = Unknown("no rank is late")
 
 
 @ranks_fact(unit="ms", needs=("collectives", "multi_rank"))
@@ -76,44 +76,33 @@ def straggler_collectives_per_step(run: RunView, digest: RankDigest) -> Value:
     return len(late.operations) / max(len(late.steps), 1) if late else 0.0
 
 
-@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
-def straggler_steady_frac(run: RunView) -> Value:
-    """Share of the steps in which the rank that is most often the late one is it.
-
-    A rank is late in a step in which it costs the others most, and 2 % of the step or more. Little means that
-    the late rank changes, or that there is one in some steps only.
-    """
-    return needed(_turns(run))[0][1] / len(_worst_by_step(run))
-
-
-@run_fact(unit="fraction", needs=("collectives", "multi_rank"))
-def straggler_main_share_frac(run: RunView) -> Value:
-    """The share of all waiting for late ranks that the rank causes for which the others wait longest.
-
-    Over all steps; near 1 one rank is the late one, if not in every step.
-    """
-    gains = [int(one.gain_ns.sum()) for one in stragglers(run)]
-    if not sum(gains):
-        return _nobody_late(run)
-    return max(gains) / sum(gains)
-
-
 @run_fact(
     unit="text",
-    needs=("collectives", "multi_rank", straggler_main_share_frac),
-    values=("several ranks", "one rank"),
+    needs=("collectives", "multi_rank"),
+    values=("no rank", "one rank", "one rank at times", "several ranks"),
 )
 def straggler_pattern(run: RunView) -> Value:
-    """Whether "one rank" causes nearly all waiting for late ranks (nine tenths), or "several ranks"."""
-    return "one rank" if needed_number(straggler_main_share_frac(run)) >= MAINLY else "several ranks"
+    """Who is late: "one rank" is in three steps of four, and causes half of all waiting for late ranks.
+
+    A rank is late in a step in which it costs the others most, and 2 % of the step or more. "one rank at
+    times" causes nine tenths of the waiting. Else "several ranks" are late, or "no rank".
+    """
+    turns = needed(_turns(run))
+    if not turns:
+        return "no rank"
+    gains = [int(one.gain_ns.sum()) for one in stragglers(run)]
+    main_share = max(gains) / sum(gains)
+    if turns[0][1] >= NEARLY_ALWAYS * len(_worst_by_step(run)) and main_share > MOSTLY:
+        return "one rank"
+    return "one rank at times" if main_share >= MAINLY else "several ranks"
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank", straggler_pattern))
 def straggler_main_rank(run: RunView) -> Value:
-    """The rank that causes nearly all waiting for late ranks, nine tenths over all steps."""
-    if needed(straggler_pattern(run)) == "one rank":
+    """The rank that causes nine tenths of all waiting for late ranks, in some steps only."""
+    if needed(straggler_pattern(run)) == "one rank at times":
         return str(stragglers(run)[0].rank)
-    return Unknown("several ranks are late")
+    return Unknown("no rank is late in some steps only")
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
@@ -125,7 +114,7 @@ def straggler_when(run: RunView) -> Value:
     """
     late = stragglers(run)
     if not late:
-        return _nobody_late(run)
+        return NOBODY_LATE
     numbers = np.array(late[0].steps)
     mine = late[0].gain_ns >= max(noticeable_ns(run), 1.0)
     count = int(mine.sum())
@@ -141,34 +130,21 @@ def straggler_when(run: RunView) -> Value:
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_frequent_rank(run: RunView) -> Value:
     """The rank that is late in most steps, of several such the lowest."""
-    return str(needed(_turns(run))[0][0])
+    turns = needed(_turns(run))
+    return str(turns[0][0]) if turns else NOBODY_LATE
 
 
 @run_fact(unit="count", needs=("collectives", "multi_rank"))
 def straggler_frequent_steps(run: RunView) -> Value:
     """In how many steps :func:`straggler_frequent_rank` is the late one."""
-    return needed(_turns(run))[0][1]
+    turns = needed(_turns(run))
+    return turns[0][1] if turns else NOBODY_LATE
 
 
 @run_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_other_ranks(run: RunView) -> Value:
     """The ranks that are late in other steps than that of :func:`straggler_frequent_rank`: ``0, 4-7``."""
     return format_ranges(rank for rank, _ in needed(_turns(run))[1:]) or "none"
-
-
-@run_fact(unit="ms", needs=("collectives", "multi_rank"))
-def straggler_any_cost_ms(run: RunView) -> Value:
-    """How much shorter a step would be if every rank came to every collective as early as the median rank.
-
-    By the replay of :func:`straggler_cost_ms`; the mean over the steps. In a CPU trace, what the median rank
-    waits for whichever rank costs most: the median share of a step, of the analysed one.
-    """
-    late = stragglers(run)
-    if not late:
-        return 0.0 if is_matched(run) else NOT_MATCHED
-    if arrival_replay(run) is None:
-        return _of_analysed_step(run, late[0].steps, np.max([one.gain_ns for one in late], axis=0)) / 1e6
-    return max(float(np.mean(gains_together(run, StartPolicy.MEDIAN, late[0].steps))) / 1e6, 0.0)
 
 
 @run_fact(unit="count", needs=("collectives", "multi_rank"))
@@ -196,32 +172,12 @@ def cost_ms(run: RunView, late: Straggler) -> float:
     return usual if arrival_replay(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
 
 
-def _of_analysed_step(run: RunView, steps: Sequence[int], waited_ns: np.ndarray) -> float:
-    """The median share of the steps that is waited, of the analysed step, in ns.
-
-    Of a step whose length no rank knows the waiting itself counts.
-    """
-    analysed = run.analysed_step
-    lengths: dict[int, int] = {}
-    for digest in run.digests:
-        for step in digest.complete_steps:
-            lengths[step.index] = max(lengths.get(step.index, 0), step.budget.window_ns)
-    if analysed is None or any(not lengths.get(step) for step in steps):
-        return float(np.median(waited_ns))
-    shares = waited_ns / np.array([lengths[step] for step in steps])
-    return float(np.median(shares)) * analysed.budget.window_ns
-
-
 def _turns(run: RunView) -> list[tuple[int, int]] | Unknown:
     """The late ranks, each with the number of steps in which it is it, the most frequent first."""
+    if not is_matched(run):
+        return NOT_MATCHED
     late = [rank for rank in _worst_by_step(run) if rank is not None]
-    if not late:
-        return _nobody_late(run)
     return sorted(Counter(late).items(), key=lambda one: (-one[1], one[0]))
-
-
-def _nobody_late(run: RunView) -> Unknown:
-    return Unknown("no rank is late") if is_matched(run) else NOT_MATCHED
 
 
 @once

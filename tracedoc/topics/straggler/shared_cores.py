@@ -42,11 +42,11 @@ IN_CODE_SHARE = 0.05
 def straggler_beyond_chance(run: RunView, digest: RankDigest) -> Value:
     """Whether more makes this rank late than processes that share cores do to each other by chance.
 
-    True on GPUs, whose work needs no core. On CPUs what it does longer than its peers has to recur: from 5 ms
-    on in three steps of four, and half of what the others wait for it or 15 % of the step (5 % in a function
-    of the script that is named; three fifths of the waiting where the same operators take longer). And half of
-    what they wait, or 15 % of the step, must be left without what it waited for a core (:func:`core_wait_ms`),
-    unless a named function of this rank alone takes as long.
+    True on GPUs, whose work needs no core. On CPUs what it does longer than its peers recurs in three steps
+    of four: 5 ms, and half of what the others wait for it or 15 % of the step (5 % in a named function of the
+    script; three fifths of the waiting where the same operators take longer). And half of what they wait, or
+    15 % of the step, is left without what it waited for a core (:func:`core_wait_ms`), unless a named
+    function of this rank alone takes as long.
     """
     late = needed(late_at(run, digest))
     if late is None or not digest.is_cpu:

@@ -80,8 +80,9 @@ def uneven_work_code(run: RunView) -> Value:
 def uneven_work_steps(run: RunView) -> Value:
     """Steps in which ranks wait for one with more work than its replicas, by 5 % or more.
 
-    The work accounts for half or more of its longer compute, and that for half or more of its lateness. In a pipeline every pass of a rank through a micro-batch counts as one, where it takes 5 % more or less
-    than the mean of its stage.
+    The work accounts for half or more of its longer compute, and that for half or more of its lateness. In a
+    pipeline every pass of a rank through a micro-batch counts as one, where it takes 5 % more or less than
+    the mean of its stage.
     """
     passes = pass_ratios(run)
     if passes.size:
