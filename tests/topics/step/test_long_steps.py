@@ -111,7 +111,6 @@ def test_a_stall_that_all_ranks_share(tmp_path: Path, what: str, kind: str, told
     assert values(found, *names) == ("3", "one", kind, "every rank", told)
     assert values(found, "longest_step", "longest_step_doing") == (3, told)
     assert found.facts["long_step_excess_ms"].value == pytest.approx(AWAY_MS, abs=0.1)
-    assert found.facts["long_steps_cost_ms"].value == pytest.approx(AWAY_MS / 5, abs=0.1)
     first = found.findings[0]
     assert (first.rule_id, first.severity) == ("slow-captured-step", "critical")
     assert first.gain is not None
@@ -163,7 +162,6 @@ def test_compute_that_is_slower_from_one_step_on(tmp_path: Path) -> None:
     found = diagnose(tmp_path, slower_from=3)
     names = ("long_steps_captured", "long_steps_pattern", "long_step_kind")
     assert values(found, *names) == ("3-4", "from one on", "the same kernels")
-    assert found.facts["long_steps_cost_ms"].value == pytest.approx(9.6, abs=0.1)
 
 
 def test_what_comes_every_third_step(tmp_path: Path) -> None:
@@ -172,7 +170,6 @@ def test_what_comes_every_third_step(tmp_path: Path) -> None:
     found = diagnose(tmp_path, what=log, away=ALL, after_steps=(1, 4, 7), steps=10, away_ms=50.0)
     names = ("long_steps_pattern", "long_steps_period", "long_step_doing", "long_steps_captured")
     assert values(found, *names) == ("regular", 3, "`log_metrics` (`train.py:70`)", "1, 4, 7")
-    assert found.facts["long_steps_cost_ms"].value == pytest.approx(50 / 3, abs=0.1)
     message = next(one.message for one in found.findings if one.rule_id == "slow-captured-step")
     assert "every 3 steps one takes up to 50 ms longer than the others (steps 1, 4, 7)" in message
     assert not [one for one in found.findings if one.topic == "straggler"]
@@ -201,7 +198,6 @@ def test_stalls_of_any_length_that_ranks_share_are_no_lateness(tmp_path: Path) -
     found = diagnose(tmp_path, what=compiles, away=ALL, away_ms=400.0, longest_ms=460.0)
     names = ("long_steps_captured", "long_step_kind", "long_step_ranks", "long_step_doing")
     assert values(found, *names) == ("3", "compile", "every rank", f"the range `{compiles}`")
-    assert found.facts["long_steps_cost_ms"].value == pytest.approx(460 / 5, abs=0.1)
     assert found.findings[0].rule_id == "slow-captured-step"
     assert not [one for one in found.findings if one.topic == "straggler"]
 
@@ -211,7 +207,6 @@ def test_most_steps_may_be_the_slow_ones(tmp_path: Path) -> None:
     found = diagnose(tmp_path, slower_from=2, steps=8)
     names = ("long_steps_captured", "long_steps_pattern", "long_step_kind", "long_step_ranks")
     assert values(found, *names) == ("2-6", "from one on", "the same kernels", "every rank")
-    assert found.facts["long_steps_cost_ms"].value == pytest.approx(24 * 5 / 7, abs=0.1)
     finding = next(one for one in found.findings if one.rule_id == "slow-captured-step")
     assert finding.gain is not None
     assert finding.gain.likely_ms == pytest.approx(24 * 5 / 7, abs=0.1)

@@ -13,7 +13,7 @@ from tracedoc.timeline.collective_roles import Role
 from tracedoc.topics.communication.run import exposed_transfer, rows_of_kind, rows_of_role, total_bytes
 from tracedoc.topics.links.run import leaves_node
 from tracedoc.topics.pipeline.stages import Pipeline, pipeline
-from tracedoc.values import Unknown, Value, needed, needed_number
+from tracedoc.values import Unknown, Value, needed
 
 LONGER_AT = ("compute", "host")
 
@@ -139,13 +139,6 @@ def pipeline_schedule_bubble_frac(run: RunView) -> Value:
         return Unknown("the number of micro-batches is not known")
     stages = len(found.stages)
     return (stages - 1) / (found.chunks * found.micro_batches + stages - 1)
-
-
-@run_fact(unit="ms", needs=("collectives", "multi_rank", pipeline_schedule_bubble_frac))
-def pipeline_schedule_bubble_ms(run: RunView) -> Value:
-    """What a rank waits by the schedule (:func:`pipeline_schedule_bubble_frac`) beside the mean passes."""
-    share, found = needed_number(pipeline_schedule_bubble_frac(run)), needed(_pipeline(run))
-    return float(found.stage_ns.mean()) / 1e6 * share / (1.0 - share)
 
 
 def _pipeline(run: RunView) -> Pipeline | Unknown:

@@ -329,13 +329,6 @@ def long_step_excess_ms(run: RunView) -> Value:
     return float(found.excess_ms.max()) if found.far.any() else NONE
 
 
-@run_fact(unit="ms", needs=OF_LONGEST)
-def long_steps_cost_ms(run: RunView) -> Value:
-    """What long steps (:func:`long_steps_captured`) cost the mean captured step."""
-    found = long_steps(run)
-    return float(np.where(found.far, found.excess_ms, 0.0).mean()) if found.far.any() else NONE
-
-
 @run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, *OF_LONGEST))
 def long_step_kind(run: RunView) -> Value:
     """What the longest captured step has most of beyond the median step, on the rank that has most of it.

@@ -19,7 +19,7 @@ from tracedoc.timeline.script_code import STOPPED, CodePlace, place_of_stack
 from tracedoc.topics.step.run import JobSteps, is_outlier, job_steps, stopped_steps
 from tracedoc.topics.step.slow_steps import SlowSteps, slow_steps
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value, once
+from tracedoc.values import Unknown, Value, needed, once
 
 OWN = 2.0
 """Of steps that are slow without an order a function is named that makes them longer by so many times what
@@ -216,20 +216,23 @@ def slow_steps_doing(run: RunView) -> Value:
 
 
 @run_fact(unit="ms")
-def slow_steps_code_ms(run: RunView) -> Value:
-    """What :func:`slow_steps_code` takes, spread over all steps, where the log shows no slow steps.
+def slow_steps_cost_ms(run: RunView) -> Value:
+    """Time a step that slow steps cost, as the mean over all logged steps.
 
-    A thread beside training costs more than it runs for, and also steps that are not far longer than usual:
-    what the mean step takes longer than the median one of those in which it runs for less than half as long.
+    Where the log shows none (:func:`slow_steps_pattern`), what :func:`slow_steps_code` takes of those that
+    were sampled. A thread beside training costs more than it runs for, and also steps that are not far longer
+    than usual: what the mean step takes longer than the median one of those in which it runs for less than
+    half as long.
     """
-    found, slow = slow_code(run), slow_steps(run)
-    if found is None:
-        return NO_FUNCTION
-    if isinstance(slow, SlowSteps) and slow.pattern != "none":
-        return Unknown("the log of all steps tells what slow ones cost")
-    steps, without = job_steps(run), _steps_without(run, found) if found.doing == BESIDE else []
-    if isinstance(steps, JobSteps) and without:
-        return max(float(steps.length_ns.mean()) / 1e6 - float(np.median(without)), 0.0)
+    slow = needed(slow_steps(run))
+    if slow.pattern != "none":
+        return slow.cost_ns / 1e6
+    if (found := slow_code(run)) is None:
+        return 0.0
+    without = _steps_without(run, found) if found.doing == BESIDE else []
+    if without:
+        mean_ms = float(needed(job_steps(run)).length_ns.mean()) / 1e6
+        return max(mean_ms - float(np.median(without)), 0.0)
     samples = found.longest.samples
     return found.ms * samples.long / max(samples.steps, 1)
 

@@ -246,12 +246,6 @@ def slow_steps_pattern(run: RunView) -> Value:
 
 
 @run_fact(unit="ms")
-def slow_steps_cost_ms(run: RunView) -> Value:
-    """Time a step that slow steps cost (:func:`slow_steps_pattern`), as the mean over all logged steps."""
-    return needed(slow_steps(run)).cost_ns / 1e6
-
-
-@run_fact(unit="ms")
 def slow_steps_excess_ms(run: RunView) -> Value:
     """How much longer a slow step (:func:`slow_steps_pattern`) takes: the difference of the medians."""
     return needed(slow_steps(run)).excess_ns / 1e6
