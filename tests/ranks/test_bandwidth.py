@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from tracedoc.ranks.bandwidth import Seat, fit_line, group_curves, size_curve, transfers
+from tracedoc.ranks.bandwidth import Seat, SizeCurve, fit_line, group_curves, size_curve, transfers
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable
 
@@ -164,3 +164,8 @@ def test_an_operation_that_lacks_a_rank_says_nothing_of_bandwidth() -> None:
     assert len(found) == 1
     curves = group_curves(found, seats("a"))
     assert transfers(found, curves).gbps.size == 0
+
+
+def test_a_link_that_is_slow_at_every_size_needs_messages_as_large_as_others() -> None:
+    """Half of its own rate is reached at 1 MiB, that of measured machines at 20."""
+    assert SizeCurve(100.0, 20 * MIB, 20 * MIB, 1 * MIB).expected_gbps(20 * MIB) == 50.0

@@ -23,7 +23,6 @@ from tracedoc.timeline.shards.shard_units import (
 )
 from tracedoc.timeline.shards.times import block_count, picked
 from tracedoc.timeline.stalls import cpu_optimizer_spans, large_host_copies, offloads
-from tracedoc.topics.host.rank import CLEARLY_HIGH, late_idle
 from tracedoc.topics.step.rank import NO_STEP, in_step
 from tracedoc.trace.distinct import distinct
 from tracedoc.values import Unknown, Value, needed, needed_number
@@ -227,32 +226,6 @@ def gather_order_changes_frac(timeline: RankTimeline) -> Value:
         return Unknown(f"fewer than {FEWEST_STEPS} complete steps to compare")
     orders = [gathers.nbytes[gathers.step == step].tolist() for step in steps]
     return float(sum(one != other for one, other in pairwise(orders)) / (len(orders) - 1))
-
-
-# -- hooks of FSDP
-
-
-NO_HOOKS = Unknown("no range of FSDP is in this trace")
-
-
-@rank_fact(
-    unit="ms",
-    needs=("host_ops", "launches"),
-    interval="GPU idle while the host is inside the hooks of FSDP",
-)
-def sharding_hook_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
-    """GPU idle time of the median step in late launches while the host is inside FSDP's hooks.
-
-    0 where the pace of launches leaves the GPU idle for less than 20 % of the step: the profiler's own cost
-    may explain that much.
-    """
-    if timeline.units is None or not len(timeline.units.units.hooks):
-        return NO_HOOKS
-    idle, budget = late_idle(timeline), timeline.judged_budget
-    if isinstance(idle, Unknown) or budget is None or not timeline.launches.linked.any():
-        return NO_STEP
-    unsure = idle.total_ns < CLEARLY_HIGH * budget.window_ns
-    return Spans.empty() if unsure else idle & timeline.units.units.hooks
 
 
 # -- offloading

@@ -13,14 +13,11 @@ from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.shards.shard_units import FORWARD, NO_TIME, ShardCalls
 from tracedoc.topics.communication.run import latency_bound_bytes
-from tracedoc.topics.links.run import leaves_node, of_curves
-from tracedoc.topics.sharding.rank import (
-    NO_SIZES,
-    block_bytes,
-)
+from tracedoc.topics.links.run import leaves_node
+from tracedoc.topics.sharding.rank import NO_SIZES
 from tracedoc.topics.sharding.run import table_of
 from tracedoc.trace.vocabulary import dtype_bytes
-from tracedoc.values import Unknown, Value, needed, needed_number
+from tracedoc.values import Unknown, Value, needed
 
 
 @digest_fact(unit="fraction", needs=("collectives",))
@@ -58,19 +55,6 @@ def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> S
     return run.exposed_transfer(digest, step, calls.row[calls.phase != FORWARD])
 
 
-@digest_fact(unit="ms", needs=("collectives", block_bytes))
-def block_gather_estimate_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """How long one gather of a whole block should take on this GPU's link, all ranks present.
-
-    At the bandwidth of :func:`expected_transfer_gbps` for a message of that size; unknown between hosts.
-    """
-    size, gathers = needed_number(block_bytes.of(digest)), needed(table_of(digest)).units.gathers
-    rates = of_curves(run, digest, lambda curve: curve.expected_gbps(size))[gathers.row]
-    if not rates.size or np.isnan(rates).any():
-        return Unknown("the rate of the link is not known")
-    return _ring_factor(run, digest) * size / float(np.median(rates)) / 1e6
-
-
 def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
     """A mask of the rank's collectives that move sharded parameters or their gradients."""
     mine = np.zeros(len(digest.collectives), dtype=np.bool_)
@@ -78,16 +62,6 @@ def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
         mine[digest.units.units.gathers.row] = True
         mine[digest.units.units.reductions.row] = True
     return mine
-
-
-def _ring_factor(run: RunView, digest: RankDigest) -> float:
-    """The share of a gathered buffer that crosses a rank's link: (n - 1) / n of the gathers' group."""
-    sizes = {
-        digest.collectives[row].group_size or run.world_size or len(run.digests)
-        for row in (digest.units.units.gathers.row[:1].tolist() if digest.units is not None else [])
-    }
-    ranks = max(sizes, default=run.world_size or 2)
-    return (ranks - 1) / ranks if ranks > 1 else 1.0
 
 
 # -- tiny units
