@@ -9,9 +9,7 @@ import pytest
 import tracedoc
 from tests.topics.small_runs import (
     facts_of_rank,
-    steps,
     two_steps,
-    values,
 )
 from tracedoc.testing import TraceBuilder
 from tracedoc.values import Unknown
@@ -65,24 +63,6 @@ def test_samples_and_tokens_come_from_the_first_embedding(tmp_path: Path) -> Non
     assert facts["micro_batch_samples"] == 8
     assert facts["samples_per_s"] == pytest.approx(80)
     assert facts["tokens_per_s"] == pytest.approx(81920)
-
-
-def test_peaks_are_those_of_the_data_sheet(tmp_path: Path) -> None:
-    facts = values(tmp_path, steps(TraceBuilder(device="NVIDIA H100 80GB HBM3"), 100, 200, 300))
-    # H100 SXM: dense bf16 and tf32.
-    assert (facts["peak_half_tflops"], facts["peak_tf32_tflops"]) == (989, 494)
-
-
-def test_what_tensor_cores_save_at_most_by_compute_capability(tmp_path: Path) -> None:
-    """60 ms of fp32 products: by the capability of a card for gaming 16 bits are twice as fast."""
-    builder = TraceBuilder(device="NVIDIA GeForce RTX 3060")
-    for index in (1, 2, 3):
-        builder.step(index, 100 * index, 100 * index + 99)
-        builder.kernel(
-            "ampere_sgemm_128x64_tn", 100 * index + 10, 100 * index + 70, launch_ms=100 * index + 9
-        )
-    facts = facts_of_rank(tmp_path, builder)
-    assert facts["tensor_core_saving_ms"] == pytest.approx(30)
 
 
 def test_what_is_recomputed_is_no_work_of_the_model(shared_traces: Path) -> None:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
-from tracedoc.step.device import device_rates, half_tflops, is_before_ampere, judged_peak, tensor_speedup
+from tracedoc.step.device import device_rates, is_before_ampere, judged_peak, tensor_speedup
 from tracedoc.step.kernels.times import judged_kernels, kernel_times
 from tracedoc.step.program import Waste
 from tracedoc.step.waste import (
@@ -75,19 +75,6 @@ def plain_matrix_ms(timeline: RankTimeline) -> float | Unknown:
     return total / 1e6
 
 
-@rank_fact(unit="ms", needs=("gpu", "kernels", plain_matrix_ms))
-def tensor_core_saving_ms(timeline: RankTimeline) -> Value:
-    """What :func:`plain_matrix_ms` would save if it ran faster by the ratio of the peaks, at the most.
-
-    The ratio is that of 16 bits on tensor cores and of fp32 on plain cores, by the table of devices or the
-    compute capability. All of it where neither is known.
-    """
-    plain, ratio = needed(plain_matrix_ms(timeline)), tensor_speedup(timeline)
-    if isinstance(ratio, Unknown):
-        return plain
-    return plain * max(1.0 - 1.0 / ratio, 0.0) if ratio else 0.0
-
-
 @rank_fact(unit="ratio", needs=("gpu",))
 def half_precision_speedup(timeline: RankTimeline) -> Value:
     """How many times as fast matrix products in fp32, off the tensor cores, likely are in 16 bits.
@@ -116,17 +103,6 @@ def has_tensor_cores(timeline: RankTimeline) -> Value:
     if isinstance(peak, Unknown):
         return peak if isinstance(ratio, Unknown) else True
     return bool(peak.bf16_tflops or peak.fp16_tflops)
-
-
-@rank_fact(unit="ratio", needs=("gpu",))
-def unlisted_tensor_speedup(timeline: RankTimeline) -> Value:
-    """How many times as fast 16-bit inputs on tensor cores are as fp32 on plain cores.
-
-    By the compute capability of a device that is not in the table; for others their peaks say it.
-    """
-    if not isinstance(judged_peak(timeline), Unknown):
-        return Unknown("the peak rates of the device are known")
-    return tensor_speedup(timeline)
 
 
 @rank_fact(unit="text", needs=("gpu", "kernels"))
@@ -222,18 +198,6 @@ def _reached(timeline: RankTimeline, end: int) -> Value:
     if with_work < KNOWN_WORK * total:
         return Unknown(f"the work is known of kernels with {format_percent(with_work / total)} of the time")
     return min(float(found.least_ns[end, known].sum()) / max(with_work, 1), 1.0)
-
-
-@rank_fact(unit="tflops", needs=("gpu",))
-def peak_half_tflops(timeline: RankTimeline) -> Value:
-    """Dense peak of the device in 16 bits (bf16, on Volta and Turing fp16), from the vendor's data sheet."""
-    return half_tflops(timeline)
-
-
-@rank_fact(unit="tflops", needs=("gpu",))
-def peak_fp32_tflops(timeline: RankTimeline) -> Value:
-    """Peak of the device's plain cores in fp32, from the vendor's data sheet."""
-    return needed(judged_peak(timeline)).fp32_tflops or Unknown("not in the device table")
 
 
 @rank_fact(unit="text", needs=("gpu",), values=("bf16", "fp16"))

@@ -11,7 +11,7 @@ from tracedoc.topics.input.run import loader_index_frac, training_thread_busy_fr
 from tracedoc.topics.step.long_steps import long_step_kind
 from tracedoc.topics.step.rank import compute_ms, step_ms
 from tracedoc.topics.step.slow_code import slow_code
-from tracedoc.values import Unknown, Value, needed, needed_number
+from tracedoc.values import Unknown, Value, needed
 
 LIMITS = (
     "choosing",
@@ -255,14 +255,6 @@ def batch_tokens(rank: RankJob) -> Value:
     """Real tokens of a captured batch, on average."""
     tokens = rank.machine.loader.tokens if rank.machine.loader is not None else ()
     return round(sum(real for real, _ in tokens) / len(tokens)) if tokens else NO_TOKENS
-
-
-@digest_fact(unit="ms", needs=("kernels", padding_frac, compute_ms))
-def padded_compute_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
-    """Compute of the median step that padding takes, if each place of a batch costs the same."""
-    rank = run.job.rank(digest.rank)
-    share = needed_number(padding_frac(rank) if rank is not None else NO_TOKENS)
-    return share * needed_number(compute_ms.of(digest))
 
 
 @run_fact(unit="text", needs=(batch_tokens,))
