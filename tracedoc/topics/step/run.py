@@ -153,18 +153,10 @@ def logged_mean_step_ms(run: RunView) -> Value:
     return float(needed(job_steps(run)).length_ns.mean()) / 1e6
 
 
-@ranks_fact(unit="ms")
-def longest_gc_pause_ms(run: RunView, digest: RankDigest) -> Value:
-    """Most time that garbage collections took in one of these steps."""
-    return float(needed(_logged_by(run, digest)).paused_ns.max()) / 1e6
-
-
-@run_fact(unit="ms", needs=(longest_gc_pause_ms,))
+@run_fact(unit="ms")
 def worst_gc_pause_ms(run: RunView) -> Value:
-    """The largest of :func:`longest_gc_pause_ms`: whichever rank collects, the others wait."""
-    known = [value for value in longest_gc_pause_ms.by_rank(run).values() if isinstance(value, float)]
-    needed(_logged(run))
-    return max(known, default=0.0)
+    """Most time that garbage collections took in one logged step of a rank: the others wait for it."""
+    return max(float(steps.paused_ns.max()) for steps in needed(_logged(run))) / 1e6
 
 
 def _logged_by(run: RunView, digest: RankDigest) -> Steps | Unknown:
