@@ -7,18 +7,11 @@ from collections.abc import Sequence
 from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.idle_causes import WORDS
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.ledger import INHERENT, WORTH, Ledger, LedgerCause, saved_words
 from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_between, format_ms, format_percent, format_step_change, lowered
-
-CPU_IDLE_WORDS = {cause: words.on_cpu for cause, words in WORDS.items() if words.on_cpu}
-"""What the first line says of a CPU step that is mostly idle for a reason that no rule looks for."""
-
-IDLE_WORTH_NAMING = 0.50
-"""In a CPU trace what the host does instead of running operators is named from this share of the step on."""
 
 LITTLE_EXPOSED = 0.10
 """With more exposed communication than this a run is not called compute-bound."""
@@ -53,19 +46,6 @@ def cost_words(finding: Finding) -> str:
     return f"{'about' if likely else 'up to'} {format_ms(size)}" if size > 0 else ""
 
 
-def idle_on_cpu(measurements: Measurements, step: float) -> str:
-    """The commonest idle cause of a CPU step as a sentence; "" where the host runs operators."""
-    digest = measurements.run.representative_digest
-    judged = digest.judged_step if digest is not None else None
-    if judged is None or not judged.complete:
-        return ""
-    cause = max(CPU_IDLE_WORDS, key=lambda name: judged.idle_ns.get(name, 0))
-    idle = judged.idle_ns.get(cause, 0) / 1e6
-    if idle < IDLE_WORTH_NAMING * step:
-        return ""
-    return f" For {format_ms(idle)} of the {format_ms(step)} step {CPU_IDLE_WORDS[cause]}."
-
-
 def healthy(
     measurements: Measurements, noted: Sequence[Finding], run: RunInfo, step: float, ledger: Ledger | None
 ) -> str:
@@ -73,11 +53,12 @@ def healthy(
     compute = number(measurements, compute_ms)
     if measurements.is_cpu:
         costs = _costs(noted, run, step, CPU_WORTH_NAMING)
+        if not costs:
+            return f"CPU run: nothing found to change in the {format_ms(step)} step."
         mended = ""
         if ledger is not None and ledger.step_ms:
             mended = f": at most {format_percent(1 - ledger.ideal_ms / ledger.step_ms)} of the step could go"
-        found = f"CPU run (times are indicative){mended}. {costs}" if costs else ""
-        return f"{found or _nothing_on_cpu(step)}{idle_on_cpu(measurements, step)}"
+        return f"CPU run (times are indicative){mended}. {costs}"
     if compute is None:
         return f"No answer: how the {format_ms(step)} step splits is not in this capture."
     if is_compute_bound(measurements, step):
@@ -96,10 +77,6 @@ def healthy(
     exposed = number(measurements, exposed_comm_ms) or 0.0
     beside = f", exposed communication {format_percent(exposed / step)}" if exposed >= WORTH * step else ""
     return f"{fills}{beside}; no cause is known."
-
-
-def _nothing_on_cpu(step: float) -> str:
-    return f"CPU run: nothing found to change in the {format_ms(step)} step."
 
 
 def _costs(
