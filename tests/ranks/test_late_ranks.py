@@ -12,18 +12,14 @@ MS = 1_000_000
 
 
 def late(**excess_us: list[int]) -> Straggler:
-    """Return a rank that costs 8 ms in each of four steps, in which two peers wait for it 10 and 6 ms."""
+    """Return a rank that costs 8 ms in each of four steps."""
     columns = [excess_us.get(cause, [0, 0, 0, 0]) for cause in CAUSES]
     return Straggler(
         rank=3,
         steps=(1, 2, 3, 4),
-        peers=(0, 1),
         gain_ns=np.array([8 * MS] * 4),
-        cost_ns=np.array([[10 * MS, 6 * MS]] * 4),
         operations=(0,),
         excess_us=np.array(columns, dtype=np.int64).T,
-        more_kernels=1.0,
-        away_phase=0,
     )
 
 

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 
-import numpy as np
-
 from tracedoc.diagnosis import Evidence
 from tracedoc.facts.catalog import CATALOG, Fact
 from tracedoc.facts.measure_run import Measurements
@@ -71,13 +69,10 @@ def _waits_for_straggler(
         if own.judged_step is not None:
             gaps = gaps_of(run, late).clip(own.judged_step.start_ns, own.judged_step.end_ns)
             found += _places(own, gaps, "the others wait for what happens here")
-        waited = late.cost_ns.sum(axis=0)
-        for place in np.argsort(-waited, kind="stable")[:MAX_PEERS].tolist():
-            peer = run.digest(late.peers[place])
-            if peer.judged_step is not None and waited[place] > 0:
-                waits = waits_for(run, late, peer.rank)
-                waits = waits.clip(peer.judged_step.start_ns, peer.judged_step.end_ns)
-                found += _places(peer, waits, f"waiting for rank {late.rank}")
+        for peer, waits in waits_for(run, late)[:MAX_PEERS]:
+            if peer.judged_step is not None:
+                inside = waits.clip(peer.judged_step.start_ns, peer.judged_step.end_ns)
+                found += _places(peer, inside, f"waiting for rank {late.rank}")
     return tuple(found)
 
 

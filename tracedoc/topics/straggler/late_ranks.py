@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.pipeline.balance import SlowWorker, slow_workers
 from tracedoc.topics.pipeline.stages import pipeline
@@ -21,7 +21,6 @@ from tracedoc.topics.straggler.between_meetings import own_times
 from tracedoc.topics.straggler.work_before import (
     CAUSES,
     OF_THE_HOST,
-    WorkBefore,
     host_surplus_ns,
     work_before,
 )
@@ -50,24 +49,19 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
     ``gain_ns[s]`` is how much shorter step ``steps[s]`` would be if nobody ever waited for this rank, as a
     replay of all ranks tells: their own hosts and their own work still take what they take. In a CPU trace it
     is what the median peer of its groups waits; where ranks do not meet in every step, what this one takes
-    longer (:mod:`.between_meetings`).
-    ``cost_ns[s, p]`` is how long peer ``peers[p]`` waits for it in step ``steps[s]`` with no compute beside
-    it: the union of its waits in operations whose chain of blame ends at this rank. ``operations`` are those
-    (indices of the matching) to which it came last itself. ``excess_us[s, c]`` is what it did before them
-    beyond the median of its peers, by :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started
-    (1 where its whole steps have no more of them), ``away_phase`` where in the step its host was
-    longest away.
+    longer (:mod:`.between_meetings`). ``operations`` are those (indices of the matching) to which it came
+    last itself. ``excess_us[s, c]`` is what it did before them beyond the median of its peers, by
+    :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started (1 where its whole steps have no
+    more of them), ``away_phase`` where in the step its host was longest away.
     """
 
     rank: int
     steps: tuple[int, ...]
-    peers: tuple[int, ...]
     gain_ns: Int64Array
-    cost_ns: Int64Array
     operations: tuple[int, ...]
     excess_us: Int64Array
-    more_kernels: float
-    away_phase: int
+    more_kernels: float = 1.0
+    away_phase: int = 0
 
     @property
     def cause(self) -> str:
@@ -127,62 +121,38 @@ def _blamed(run: RunView) -> npt.NDArray[np.bool_]:
     return np.asarray(straggling & ~between_stages[run.matching.group], dtype=bool)
 
 
-def _late_rank(run: RunView, place: int, steps: Sequence[int]) -> Straggler:
+def _late_rank(run: RunView, place: int, steps: tuple[int, ...]) -> Straggler:
     blamed = _blamed(run) & (run.blame.root == place) & is_among(run.matching.step, steps)
     own = np.flatnonzero(blamed & (run.blame.last == place))
-    cost = _cost_ns(run, place, blamed, steps)
     replayed = arrival_replay(run) is not None
     gain = (
         np.maximum(gains_without(run, place, steps), 0) if replayed else _waited_ns(run, place, blamed, steps)
     )
     before = work_before(run, place, own, steps)
-    before = replace(before, excess_us=_within_host_surplus(run, place, steps, gain, before.excess_us))
+    excess_us = _within_host_surplus(run, place, steps, gain, before.excess_us)
     apart = own_times(run, steps)
     if apart is not None and gain.any():
-        gain, before = apart.later_ns(place), replace(before, excess_us=apart.more_us(place))
-    return _straggler(run, place, steps, operations=own, gain_ns=gain, cost_ns=cost, before=before)
-
-
-def _slow_worker(run: RunView, steps: Sequence[int], worker: SlowWorker) -> Straggler:
-    """A rank that holds up its pipeline as a straggler: its passes take longer, or its host."""
-    place, excess = worker.place, worker.excess_us
-    blamed = is_among(run.matching.step, steps) & (run.blame.root == place)
-    own = np.flatnonzero(blamed & (run.blame.last == place))
-    if excess is None:
-        excess = work_before(run, place, own, steps).excess_us
-    return _straggler(
-        run,
-        place,
-        steps,
-        operations=own,
-        gain_ns=np.maximum(worker.gain_ns, 0),
-        cost_ns=_cost_ns(run, place, blamed, steps),
-        before=WorkBefore(excess),
-    )
-
-
-def _straggler(
-    run: RunView,
-    place: int,
-    steps: Sequence[int],
-    *,
-    operations: npt.NDArray[np.intp],
-    gain_ns: Int64Array,
-    cost_ns: Int64Array,
-    before: WorkBefore,
-) -> Straggler:
-    ranks = run.matching.ranks
+        gain, excess_us = apart.later_ns(place), apart.more_us(place)
     return Straggler(
-        rank=ranks[place],
-        steps=tuple(steps),
-        peers=ranks[:place] + ranks[place + 1 :],
-        gain_ns=gain_ns,
-        cost_ns=cost_ns,
-        operations=tuple(operations.tolist()),
-        excess_us=before.excess_us,
+        rank=run.matching.ranks[place],
+        steps=steps,
+        gain_ns=gain,
+        operations=tuple(own.tolist()),
+        excess_us=excess_us,
         more_kernels=before.more_kernels,
         away_phase=before.away_phase,
     )
+
+
+def _slow_worker(run: RunView, steps: tuple[int, ...], worker: SlowWorker) -> Straggler:
+    """A rank that holds up its pipeline as a straggler: its passes take longer, or its host."""
+    place, excess_us = worker.place, worker.excess_us
+    blamed = is_among(run.matching.step, steps) & (run.blame.root == place)
+    own = np.flatnonzero(blamed & (run.blame.last == place))
+    if excess_us is None:
+        excess_us = work_before(run, place, own, steps).excess_us
+    gain = np.maximum(worker.gain_ns, 0)
+    return Straggler(run.matching.ranks[place], steps, gain, tuple(own.tolist()), excess_us)
 
 
 def _cost_ns(run: RunView, place: int, blamed: npt.NDArray[np.bool_], steps: Sequence[int]) -> Int64Array:
@@ -226,14 +196,19 @@ def _waiting(run: RunView, place: int) -> tuple[Int64Array, Int64Array, Spans]:
     return table.start_ns, run.arrivals[digest.rank].last_arrival_ns(table), digest.exposed_comm
 
 
-def waits_for(run: RunView, late: Straggler, peer: int) -> Spans:
-    """When a peer waited for a late rank with no compute beside it, on the peer's own clock."""
+def waits_for(run: RunView, late: Straggler) -> list[tuple[RankDigest, Spans]]:
+    """When peers waited for a late rank with no compute beside it, on their own clocks, the longest first."""
     matching = run.matching
-    place = matching.ranks.index(peer)
     blamed = _blamed(run) & (run.blame.root == matching.ranks.index(late.rank))
-    rows = matching.part_row[blamed[matching.operation] & (matching.part_rank == place)]
-    start_ns, last_arrival_ns, exposed = _waiting(run, place)
-    return Spans.of(start_ns[rows], last_arrival_ns[rows]) & exposed
+    parts = np.flatnonzero(blamed[matching.operation])
+    rank, row = matching.part_rank[parts], matching.part_row[parts]
+    found = []
+    for place, digest in enumerate(run.digests):
+        if digest.rank != late.rank:
+            start_ns, last_arrival_ns, exposed = _waiting(run, place)
+            rows = row[rank == place]
+            found.append((digest, Spans.of(start_ns[rows], last_arrival_ns[rows]) & exposed))
+    return sorted(found, key=lambda one: -one[1].total_ns)
 
 
 def gaps_of(run: RunView, late: Straggler) -> Spans:
