@@ -93,7 +93,7 @@ def diagnosed(
         if rank in recorded:
             entries[str(rank)]["source"] = stacks(folder, rank, recorded[rank])
     (folder / MANIFEST_NAME).write_text(json.dumps({"schema": MANIFEST_SCHEMA, "ranks": entries}))
-    return diagnose([folder], Options(jobs=1, replay=False))
+    return diagnose([folder], Options(jobs=1))
 
 
 def named(diagnosis: Diagnosis, rank: int) -> object:
@@ -160,7 +160,7 @@ def test_what_ranks_do_in_turn_is_named_by_the_one_that_did_it_in_the_step_with_
     first = diagnosis.findings[0]
     assert "`save_samples` (`train.py:4`)" in first.fixes[0].title
     assert first.gain is not None
-    assert first.gain.high_ms == pytest.approx(30)  # of which the rank whose turn it is waits for none
+    assert first.gain.likely_ms == pytest.approx(30)  # of which the rank whose turn it is waits for none
 
 
 def test_a_rank_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:

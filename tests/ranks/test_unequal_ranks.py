@@ -84,7 +84,7 @@ def test_batches_of_unequal_length_are_the_cause_of_a_late_rank_that_changes(tmp
     finding = about_ranks(diagnosis)["uneven-work"]
     assert finding.gain is not None
     # 85, 60 and 60 ms of compute are 68.3 ms each if shared evenly.
-    assert finding.gain.high_ms == pytest.approx(85.0 - (85.0 + 60.0 + 60.0) / 3, rel=1e-3)
+    assert finding.gain.likely_ms == pytest.approx(85.0 - (85.0 + 60.0 + 60.0) / 3, rel=0.05)
     assert "In 12 of 12 steps" in finding.message
     assert "1.4 times the thread blocks" in finding.message
 

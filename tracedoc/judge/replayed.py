@@ -31,7 +31,8 @@ from tracedoc.whatif.answer import after, as_predicted, on_more_ranks, replay_re
 from tracedoc.whatif.changes.registry import CHANGES, Request, parse_request
 from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
-ALIKE = ("even-rank", "even-ranks", "share-work")
+SHARED = "share-work"
+ALIKE = ("even-rank", "even-ranks", SHARED)
 HELD_ON_CPUS = (*ALIKE, "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
 
@@ -77,20 +78,23 @@ def _of_ranks(rule: Rule) -> bool:
 def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:
     """A finding about late ranks, whose fixes bring them in time in all steps, of which one was replayed.
 
-    Each fix saves its part of what the best one does, which is what the ranks cost the mean step.
+    Each fix saves its part of what the best one does, which is what the ranks cost the mean step. Work that
+    is shared saves less: what one rank has less of the others have more.
     """
     gain = finding.gain
     if gain is None or gain.likely_ms is None:
         return finding
-    best = max((fix.predicted.gain_ms[1] for fix in finding.fixes if fix.predicted is not None), default=0.0)
+    shared = [fix for fix in finding.fixes if fix.replays.startswith(SHARED)]
+    predicted = [fix.predicted for fix in finding.fixes if fix.predicted is not None and fix not in shared]
+    best = max((one.gain_ms[1] for one in predicted), default=0.0)
     fixes = []
     for fix in finding.fixes:
-        if fix.predicted is not None:
+        if fix.predicted is not None and fix not in shared:
             part = max(fix.predicted.gain_ms[1] / best, 0.0) if best > 0 else 1.0
             low, likely, high = (part * ms for ms in (gain.low_ms, gain.likely_ms, gain.high_ms))
             gain_ms = (low, likely, high)
-            predicted = replace(fix.predicted, gain_ms=gain_ms, step_ms=after(gain_ms, ledger.step_ms))
-            fix = replace(fix, predicted=predicted)
+            in_time = replace(fix.predicted, gain_ms=gain_ms, step_ms=after(gain_ms, ledger.step_ms))
+            fix = replace(fix, predicted=in_time)
         fixes.append(fix)
     return replace(finding, fixes=tuple(fixes))
 

@@ -13,8 +13,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.straggler.late_ranks import gaps_of, stragglers, waits_for
-from tracedoc.topics.straggler.run import straggler_cost_ms
-from tracedoc.topics.straggler.shared_cores import straggler_turn_ms
+from tracedoc.topics.straggler.run import straggler_cost_ms, straggler_pattern
 from tracedoc.topics.straggler.uneven import uneven_ranks, uneven_work_steps
 from tracedoc.values import Unknown
 
@@ -122,7 +121,7 @@ def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None
 
 _BEYOND_ONE_RANK: dict[str, EvidenceCollector] = {
     straggler_cost_ms.name: _waits_for_straggler,
-    straggler_turn_ms.name: _waits_for_straggler,
+    straggler_pattern.name: _waits_for_straggler,
     uneven_work_steps.name: partial(_waits_for_straggler, uneven=True),
 }
 """Collectors of facts whose places lie on other ranks too, or are more than the fact counts."""

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.play.run_program import Scenario
 from tracedoc.play.run_replay import WRONG, RunReplay, replay_other
-from tracedoc.ranks.run_view import RunView, habitual
+from tracedoc.ranks.run_view import RunView
 from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.topics.step.long_steps import SLOWER, late_ms_of, long_steps, why_long
 from tracedoc.topics.straggler.causes import IN_CODE, late_place
@@ -75,8 +75,7 @@ def recurring_ms(run: RunView) -> tuple[float, float]:
     waits, lasts = core_wait_ms.by_rank(run), float(long_steps(run).length_ms.mean())
     recurs = waited = 0.0
     for one in stragglers(run):
-        mine = float(habitual(np.maximum(one.excess_us, 0)).sum()) / 1e3
-        recurs += mine
+        recurs += (mine := one.recurring_ms)
         if isinstance(ms := waits[str(one.rank)], float):
             named = one.cause in IN_CODE and late_place(run, one) is not None
             waited += ms * (max(1.0 - mine / lasts, 0.0) if named else 1.0)

@@ -133,7 +133,7 @@ def straggler_covered_ms(run: RunView, digest: RankDigest) -> Value:
     return more_ms if more_ms > noticeable_ns(run) / 1e6 else 0.0
 
 
-@ranks_fact(unit="text", needs=("collectives", "multi_rank"), values=WHERE)
+@ranks_fact(unit="text", needs=("collectives", "multi_rank"))
 def straggler_phase(run: RunView, digest: RankDigest) -> Value:
     """Where in the step this rank's host was longest away before a collective to which it came last."""
     late = needed(late_at(run, digest))

@@ -78,6 +78,11 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
         return CAUSES[best] if excess[best] > 0 and excess[best] >= enough else ""
 
     @property
+    def recurring_ms(self) -> float:
+        """How much longer than its peers it is in at least three quarters of the steps, at all causes."""
+        return float(habitual(np.maximum(self.excess_us, 0)).sum()) / 1e3
+
+    @property
     def cause_ns(self) -> Int64Array:
         """How much longer than its peers it was at its cause in each step; zeros without a cause."""
         cause = self.cause

@@ -15,7 +15,7 @@ from tracedoc.topics.straggler.late_ranks import Straggler, late_by_rank, notice
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, needed, once
 
-MOSTLY, MAINLY = 0.5, 0.9
+OVER_HALF, MAINLY = 0.5, 0.9
 """A rank that causes these shares of all waiting for late ranks is the straggler, and the only late one."""
 
 NEARLY_ALWAYS = 0.75
@@ -33,10 +33,13 @@ def straggler_cost_ms(run: RunView, digest: RankDigest) -> Value:
     and the pace of their hosts stay, and where they are as slow as this rank nothing is gained. Of ranks
     that come last from work of their own, not from waiting for somebody else. The median over the steps
     that all ranks captured whole (or the mean, where that is more); 0 for a rank that nobody waits for. In
-    a CPU trace it is what the median other rank of its groups waits for it, with no compute beside it.
+    a CPU trace it is what the median other rank of its groups waits for it, with no compute beside it, and at
+    most what it is longer than its peers at in three steps of four.
     """
     late = needed(late_at(run, digest))
-    return cost_ms(run, late) if late else 0.0
+    if late is None:
+        return 0.0
+    return min(cost_ms(run, late), late.recurring_ms) if digest.is_cpu else cost_ms(run, late)
 
 
 @ranks_fact(unit="fraction", needs=("collectives", "multi_rank"))
@@ -84,15 +87,15 @@ def straggler_collectives_per_step(run: RunView, digest: RankDigest) -> Value:
 def straggler_pattern(run: RunView) -> Value:
     """Who is late: "one rank" is in three steps of four, and causes half of all waiting for late ranks.
 
-    A rank is late in a step in which it costs the others most, and 2 % of the step or more. "one rank at
-    times" causes nine tenths of the waiting. Else "several ranks" are late, or "no rank".
+    A rank is late in a step in which it costs the others most, and 2 % of the step or more.
+    "one rank at times" causes nine tenths of the waiting. Else "several ranks" are late, or "no rank".
     """
     turns = needed(_turns(run))
     if not turns:
         return "no rank"
     gains = [int(one.gain_ns.sum()) for one in stragglers(run)]
     main_share = max(gains) / sum(gains)
-    if turns[0][1] >= NEARLY_ALWAYS * len(_worst_by_step(run)) and main_share > MOSTLY:
+    if turns[0][1] >= NEARLY_ALWAYS * len(_worst_by_step(run)) and main_share > OVER_HALF:
         return "one rank"
     return "one rank at times" if main_share >= MAINLY else "several ranks"
 

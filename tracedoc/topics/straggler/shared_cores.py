@@ -51,8 +51,7 @@ def straggler_beyond_chance(run: RunView, digest: RankDigest) -> Value:
     late = needed(late_at(run, digest))
     if late is None or not digest.is_cpu:
         return late is not None
-    recurring_ms = float(habitual(np.maximum(late.excess_us, 0)).sum()) / 1e3
-    if len(late.steps) < HABIT_STEPS or min(cost_ms(run, late), recurring_ms) <= TURN_MS:
+    if len(late.steps) < HABIT_STEPS or min(cost_ms(run, late), late.recurring_ms) <= TURN_MS:
         return False
     step, shown = needed_number(step_ms.of(digest)), late_place(run, late)
     return _recurs(run, late, shown, step) and _has_cores(run, late, shown, step)
