@@ -141,6 +141,48 @@ static PyType_Spec scanner_spec = {
     .slots = scanner_slots,
 };
 
+PyDoc_STRVAR(longest_doc,
+             "longest(times, sources, begins, weights)\n--\n\n"
+             "Let the last nodes, in their order, begin no earlier than their edges allow; int64, C order.");
+
+/* Nodes stand in an order in which they can be worked out; edges stand by the node that they lead to. */
+static PyObject *longest(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    Py_buffer buffers[4];
+    if (!PyArg_ParseTuple(args, "w*y*y*y*", &buffers[0], &buffers[1], &buffers[2], &buffers[3]))
+        return NULL;
+    int64_t *times = buffers[0].buf;
+    const int64_t *sources = buffers[1].buf, *begins = buffers[2].buf, *weights = buffers[3].buf;
+    int64_t edges = buffers[1].len / 8, nodes = buffers[2].len / 8 - 1;
+    int64_t columns = edges > 0 ? buffers[3].len / 8 / edges : 0;
+    int64_t before = columns > 0 ? buffers[0].len / 8 / columns - nodes : 0;
+    bool fits = nodes >= 0 && before >= 0 && (nodes == 0 || (begins[0] == 0 && begins[nodes] <= edges));
+    for (int64_t node = 0; fits && node < nodes && columns > 0; node++) {
+        int64_t *now = times + (before + node) * columns;
+        fits = begins[node] <= begins[node + 1] && begins[node + 1] <= edges;
+        for (int64_t edge = begins[node]; fits && edge < begins[node + 1]; edge++) {
+            fits = sources[edge] >= 0 && sources[edge] < before + node;
+            const int64_t *from = times + (fits ? sources[edge] : 0) * columns, *more = weights + edge * columns;
+            for (int64_t column = 0; fits && column < columns; column++) {
+                int64_t reached = from[column] + more[column];
+                now[column] = reached > now[column] ? reached : now[column];
+            }
+        }
+    }
+    for (int number = 0; number < 4; number++)
+        PyBuffer_Release(&buffers[number]);
+    if (!fits) {
+        PyErr_SetString(PyExc_ValueError, "an edge leads to no node behind its source");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"longest", longest, METH_VARARGS, longest_doc},
+    {NULL, NULL, 0, NULL},
+};
+
 static int module_exec(PyObject *module)
 {
     PyObject *type = PyType_FromSpec(&scanner_spec);
@@ -160,7 +202,8 @@ static PyModuleDef_Slot module_slots[] = {
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "tracedoc.trace._scanner",
-    .m_doc = "Scan chunks of trace events; see native/.",
+    .m_doc = "Scan chunks of trace events, and play programs; see native/.",
+    .m_methods = module_methods,
     .m_slots = module_slots,
 };
 

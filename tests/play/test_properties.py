@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,6 +11,7 @@ from msgspec.structs import replace
 
 from tests.play.drawn_programs import draw_ranks, draw_run, join_ranks, with_streams
 from tests.play.kernel_loop import play_loop
+from tracedoc.play import solver
 from tracedoc.play.player import Player
 from tracedoc.play.run_program import RunProgram
 from tracedoc.play.segments import find_sync_graph, reduce_stretches, weigh
@@ -30,6 +33,19 @@ def steps_of(program: RunProgram) -> np.ndarray:
 def ends_after(program: RunProgram, periods: int) -> np.ndarray:
     """Return when each event ends, ``periods`` steps after the beginning; kernel by kernel."""
     return play_loop(program, periods)[-1][0]
+
+
+@FEW
+@given(SEEDS)
+def test_times_are_the_same_natively_and_in_numpy(seed: int):
+    program = draw_run(seed)
+    graph = find_sync_graph(program)
+    weights = weigh(graph, program, reduce_stretches(graph, [program])[0])
+    natively = solve(make_plan(graph), [program, program], np.stack([weights, weights + 1], axis=1))
+    with patch.object(solver, "longest", None):
+        in_numpy = solve(make_plan(graph), [program, program], np.stack([weights, weights + 1], axis=1))
+    assert (natively.times == in_numpy.times).all()
+    assert (natively.step_ns == in_numpy.step_ns).all()
 
 
 @FEW

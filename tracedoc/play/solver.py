@@ -7,7 +7,6 @@ captured steps; why there are two is in docs/decisions/0089.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 
 import msgspec
@@ -18,6 +17,12 @@ from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.play.segments import SyncGraph
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.lags import NEVER
+from tracedoc.trace.distinct import distinct
+
+try:
+    from tracedoc.trace._scanner import longest
+except ImportError:  # built without a compiler, or not anew
+    longest = None  # type: ignore[assignment]
 
 MOST_PERIODS = 8
 STEADY = 0.001
@@ -30,32 +35,23 @@ class Cyclic(Exception):  # noqa: N818 - a state of the graph that refuses the r
     """Something waits for itself."""
 
 
-class Level(msgspec.Struct, frozen=True, eq=False):
-    """Nodes that wait for nothing but what comes before them, and the edges that lead to them.
-
-    ``sources`` are where these come from, ``starts`` where the edges of each node begin. Nodes stand, and
-    edges, in the order of the plan.
-    """
-
-    nodes: slice
-    edges: slice
-    sources: Index
-    starts: Index
-
-
 class Plan(msgspec.Struct, frozen=True, eq=False):
     """The order in which the nodes of a graph can be worked out.
 
     Level by level, ``place`` is where each node stands in it; places are meant by all that follows, but by
-    ``into``. ``edge`` are the edges within a step in order of level and target. ``lanes_of_rank`` is the
-    first lane of each rank. The edges of all kinds into a node ``n`` are
+    ``into``. Nodes of a level wait for nothing but what comes before them: level ``i + 1`` ends before node
+    ``bounds[i + 1]``, and the first one before ``bounds[0]``. ``edge`` are the edges within a step in order
+    of target, ``sources`` where they come from, ``begins`` where those of each node behind the first level
+    begin. ``lanes_of_rank`` is the first lane of each rank. The edges of all kinds into a node ``n`` are
     ``into[into_begin[n] : into_begin[n + 1]]``.
     """
 
     graph: SyncGraph
     place: Index
     edge: Index
-    levels: tuple[Level, ...]
+    sources: Index
+    begins: Index
+    bounds: list[int]
     back: Index
     back_src: Index
     back_nodes: Index
@@ -77,13 +73,6 @@ def make_plan(graph: SyncGraph) -> Plan:
     # What stands behind the nodes of the first level has edges each.
     begins = np.append(np.flatnonzero(np.diff(targets, prepend=-1)), inner.size)
     bounds = np.searchsorted(level[order], np.arange(1, int(level.max(initial=0)) + 2)).tolist()
-
-    def one_level(first: int, end: int) -> Level:
-        starts = begins[first - bounds[0] : end - bounds[0] + 1]
-        edges = slice(int(starts[0]), int(starts[-1]))
-        return Level(slice(first, end), edges, sources[edges], starts[:-1] - edges.start)
-
-    levels = tuple(one_level(first, end) for first, end in pairwise(bounds))
     back = np.flatnonzero(graph.back)
     back = back[np.argsort(place[graph.dst[back]], kind="stable")]
     targets = place[graph.dst[back]]
@@ -94,7 +83,9 @@ def make_plan(graph: SyncGraph) -> Plan:
         graph=graph,
         place=place,
         edge=inner,
-        levels=levels,
+        sources=sources,
+        begins=begins,
+        bounds=bounds,
         back=back,
         back_src=place[graph.src[back]],
         back_nodes=targets[new],
@@ -124,8 +115,9 @@ def _levels(nodes: int, src: Index, dst: Index) -> Index:
         place = np.repeat(begin[ready] - np.concatenate(([0], np.cumsum(counts[:-1]))), counts)
         reached = targets[place + np.arange(total)]
         np.subtract.at(waiting, reached, 1)
-        reached = np.unique(reached)
         ready = reached[waiting[reached] == 0]
+        if ready.size > 1:  # what several lead to
+            ready = distinct(ready)
         depth += 1
     if seen < nodes:
         raise Cyclic
@@ -148,10 +140,9 @@ def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Soluti
     """Play programs of one graph, whose edges have ``weights`` (one column a program)."""
     layout = programs[0].layout
     inner, back = weights[plan.edge], weights[plan.back]
-    of_levels = [inner[level.edges] for level in plan.levels]
     times = np.empty((plan.graph.nodes, len(programs)), dtype=np.int64)
     times[plan.place] = np.maximum(_floor(plan, programs[0]), NEVER)[:, None]
-    _pass(plan, times, of_levels)
+    _pass(plan, times, inner)
     _ask_for_batches(plan, times)
     ends = _ends(plan, programs, times)
     if not layout.periodic:
@@ -165,7 +156,7 @@ def solve(plan: Plan, programs: list[RunProgram], weights: Int64Array) -> Soluti
         if plan.back.size:
             reached = np.maximum.reduceat(before[plan.back_src] + back, plan.back_starts, axis=0)
             times[plan.back_nodes] = reached
-        _pass(plan, times, of_levels)
+        _pass(plan, times, inner)
         now = _ends(plan, programs, times)
         lengths.append((now - ends).astype(np.float64))
         ends = now
@@ -197,13 +188,18 @@ def _ask_for_batches(plan: Plan, times: Times) -> None:
     times[batches] = np.maximum(times[batches], times[returned])
 
 
-def _pass(plan: Plan, times: Times, weights: Sequence[Times]) -> None:
-    """Work out all nodes in their order; ``weights`` are those of the edges of each level."""
-    for level, weight in zip(plan.levels, weights, strict=True):
-        reached = times.take(level.sources, axis=0)
-        reached += weight
-        now = times[level.nodes]
-        np.maximum(now, np.maximum.reduceat(reached, level.starts, axis=0), out=now)
+def _pass(plan: Plan, times: Times, weights: Times) -> None:
+    """Work out all nodes in their order; ``weights`` are those of the edges within a step."""
+    if longest is not None:
+        longest(times, plan.sources, plan.begins, weights)
+        return
+    for first, end in pairwise(plan.bounds):
+        starts = plan.begins[first - plan.bounds[0] : end - plan.bounds[0] + 1]
+        edges = slice(starts[0], starts[-1])
+        reached = times.take(plan.sources[edges], axis=0)
+        reached += weights[edges]
+        now = times[first:end]
+        np.maximum(now, np.maximum.reduceat(reached, starts[:-1] - starts[0], axis=0), out=now)
 
 
 def _begins(plan: Plan, times: Times) -> Int64Array:

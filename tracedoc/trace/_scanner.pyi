@@ -1,6 +1,17 @@
 """The native scanner of native/, where it is built."""
 
+import numpy as np
+import numpy.typing as npt
+
 LAYOUT: int
+
+def longest(
+    times: npt.NDArray[np.int64],
+    sources: npt.NDArray[np.intp],
+    begins: npt.NDArray[np.intp],
+    weights: npt.NDArray[np.int64],
+) -> None:
+    """Let the last nodes, in their order, begin no earlier than their edges allow."""
 
 class Scanner:
     """Reads chunks of plain events into tables; what it numbers is numbered in order of appearance."""
