@@ -6,6 +6,7 @@ Of a transfer that is what its bytes take, what it takes whatever they are, and 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from tracedoc.ranks.bandwidth import fit_line
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import UNKNOWN_SHARE, Cause
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import busbw_factor
 
 UNMEASURED_CONTENTION = {Scenario.FAST: 0.0, Scenario.LIKELY: 0.06, Scenario.SLOW: 0.15}
@@ -75,7 +77,7 @@ def _contention(program: RunProgram, scenario: Scenario) -> float:
     known = [one.contention for one in program.layout.notes if one.contention != UNKNOWN_SHARE]
     if not known:
         return UNMEASURED_CONTENTION[scenario]
-    return float(np.median(known)) * CONTENTION_MARGIN[scenario]
+    return median(known) * CONTENTION_MARGIN[scenario]
 
 
 def splits(program: RunProgram) -> dict[Scenario, Split]:
@@ -125,7 +127,7 @@ def split_transfers(joins: CollectiveParts, scenario: Scenario) -> Split:
     moved = _moved(joins, scenario)
     latency = np.zeros(joins.event.size, dtype=np.float64)
     key = joins.kind.astype(np.int64) * 4096 + joins.group + 1
-    for one in np.unique(key).tolist():
+    for one in distinct(key).tolist():
         mine = np.flatnonzero(key == one)
         latency[mine] = _latency(joins.nbytes[mine], moved[mine], scenario)
     kept = np.minimum(latency, moved)
@@ -156,7 +158,7 @@ def call_latency(program: RunProgram, splits: Mapping[Scenario, Split], scenario
     for kinds in _ALIKE:
         alike = np.array([name in kinds for name in joins.kinds] or [False])
         chosen = alike[joins.kind] & (joins.nbytes > 0) & (transfer_ns > 0)
-        for group in np.unique(joins.group[chosen]).tolist():
+        for group in distinct(joins.group[chosen]).tolist():
             mine = np.flatnonzero(chosen & (joins.group == group))
             sizes, moved = joins.nbytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)
             link = joins.links[group] if 0 <= group < len(joins.links) else None

@@ -20,6 +20,7 @@ from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.lags import NEVER
+from tracedoc.trace.distinct import distinct
 
 BLOCK = 50_000
 """Stretches are reduced for ranks with so many points and events together: what that takes is then small."""
@@ -209,7 +210,7 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
     sections["issued"] = issued
     edges.add("issued", node(extra.source[issued]), start_of(extra.target[issued]), extra.back[issued])
     asked = {"chain": plain - 1, "calls": returns, "wrap": ending, "issued": extra.source[issued]}
-    sampled = np.unique(np.concatenate(list(asked.values())))
+    sampled = distinct(np.concatenate(list(asked.values())))
     sections |= {f"{name}_sample": np.searchsorted(sampled, points) for name, points in asked.items()}
     return SyncGraph(
         nodes=join_base + joins.operations,
@@ -300,7 +301,7 @@ def _edges_of_ranks(base: Int64Array) -> tuple[Index, Index]:
 def _loads_in_turn(rank: Index, periodic: bool) -> tuple[Index, Index]:
     """Return each batch of a rank and the next one; after the last one comes the first of the next step."""
     before, behind = [], []
-    for one in np.unique(rank).tolist():
+    for one in distinct(rank).tolist():
         mine = np.flatnonzero(rank == one)
         before.append(mine if periodic else mine[:-1])
         behind.append(np.roll(mine, -1) if periodic else mine[1:])

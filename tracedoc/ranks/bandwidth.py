@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 import msgspec
 import numpy as np
@@ -156,10 +157,10 @@ def fit_line(
     Errors count in proportion, so that small messages tell as much as large ones. ``None`` with fewer than
     ``fewest`` sizes, where the largest is less than ``spread`` times the smallest, or takes no longer.
     """
-    several = np.unique(sizes)
+    several = np.array(sorted(set(sizes.tolist())))
     if several.size < fewest or several[-1] < spread * several[0]:
         return None
-    typical = np.array([float(np.median(transfer_ns[sizes == size])) for size in several])
+    typical = np.array([median(transfer_ns[sizes == size].tolist()) for size in several], dtype=np.float64)
     slope, constant = np.polyfit(several.astype(np.float64), typical, 1, w=1.0 / np.maximum(typical, 1.0))
     return TransferLine(float(constant), float(slope)) if slope > 0 else None
 

@@ -20,6 +20,7 @@ from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.frameworks import is_bucket_copy
 from tracedoc.trace.kernels import KernelCategory
+from tracedoc.values import once
 
 UNLAUNCHED = np.iinfo(np.int64).min
 """The launch time of events whose launch was not captured: before everything."""
@@ -79,6 +80,7 @@ _RANKS = {"all_gather": 0, "all_to_all": 1, "all_reduce": 2, "reduce_scatter": 5
 _RANK_OF_COMM, RANK_OF_COMPUTE, RANK_OF_COPY = 2, 3, 4
 
 
+@once
 def device_events(timeline: RankTimeline) -> DeviceEvents:
     """Return the events of the judged device of a GPU timeline."""
     mine = timeline.events.device == timeline.device

@@ -77,7 +77,7 @@ def _gpu_graph(timeline: RankTimeline) -> StepGraph | Unplayable:
         early=early,
         contention=contention,
         doings=find_doings(timeline),
-        waste=find_waste(timeline, device),
+        waste=find_waste(timeline),
     )
 
 

@@ -66,5 +66,11 @@ def named_stretches(timeline: RankTimeline, ranges: Mapping[int, Rows]) -> Named
 
 
 def _longest(starts: Int64Array, ends: Int64Array, most: int) -> npt.NDArray[np.intp]:
-    """The places of the longest intervals, in order of time."""
-    return np.sort(np.argsort(starts - ends, kind="stable")[:most])
+    """The places of the longest intervals, in order of time; of those as long the first ones."""
+    length = ends - starts
+    if length.size <= most:
+        return np.arange(length.size)
+    least = np.partition(length, -most)[-most]
+    longer = length > least
+    alike = np.flatnonzero(length == least)[: most - int(longer.sum())]
+    return np.sort(np.concatenate((np.flatnonzero(longer), alike)))

@@ -12,9 +12,8 @@ from msgspec.structs import replace
 
 from tracedoc.spans import Spans
 from tracedoc.step.device import tensor_speedup
-from tracedoc.step.events import DeviceEvents
+from tracedoc.step.events import DeviceEvents, device_events
 from tracedoc.step.program import Codes, Group, Lags, RankProgram, Waste
-from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace.columns import Kind, Trace
@@ -70,21 +69,6 @@ READ_AGAIN, WRITTEN = 1 / 3, 1 / 6
 inputs. That one writes it in vain half of the time: else the backward pass needs it."""
 
 
-class Lined(msgspec.Struct, frozen=True, eq=False):
-    """Events of one device in order of start.
-
-    Beside their length and the call that launched them: the event before on the same stream (an index, below
-    0 without one), the part of the step, and whether it is a kernel that computes.
-    """
-
-    rows: Rows
-    length_ns: Lags
-    launch_rows: Rows
-    before: Lags
-    part: Codes
-    computes: Mask
-
-
 class WasteTable(msgspec.Struct, frozen=True, eq=False):
     """What kernels of a device would save: why, and ns of each event; ``NONE`` and 0 of others."""
 
@@ -92,56 +76,11 @@ class WasteTable(msgspec.Struct, frozen=True, eq=False):
     ns: Lags
 
 
-def find_waste(timeline: RankTimeline, device: DeviceEvents) -> WasteTable:
-    """What the kernels of a device would save if the same were computed another way."""
-    kernels = timeline.trace.kind[device.rows] == int(Kind.KERNEL)
-    return _waste_of(
-        timeline,
-        Lined(
-            rows=device.rows,
-            length_ns=device.end_ns - device.start_ns,
-            launch_rows=device.launch_rows,
-            before=device.before,
-            part=device.part,
-            computes=kernels & (device.group != Group.COMMUNICATION),
-        ),
-    )
-
-
-def judged_waste_ms(timeline: RankTimeline, waste: Waste) -> float:
-    """What the kernels of the analysed step would save in one way, in ms of their summed time."""
-    table = _judged_waste(timeline)
-    return int(table.ns[table.why == waste].sum()) / 1e6
-
-
 @once
-def _judged_waste(timeline: RankTimeline) -> WasteTable:
-    window, device = timeline.judged, timeline.events.device == timeline.device
-    if window is None:
-        return WasteTable(np.empty(0, dtype=np.uint8), np.empty(0, dtype=np.int64))
-    starts = timeline.events.start_ns
-    mine = np.flatnonzero(device & (starts >= window.start_ns) & (starts < window.end_ns))
-    events, phases = timeline.events, timeline.phases
-    order = np.lexsort((np.arange(mine.size), events.stream[mine]))
-    before = np.full(mine.size, -1, dtype=np.int64)
-    same = events.stream[mine[order[1:]]] == events.stream[mine[order[:-1]]]
-    before[order[1:][same]] = order[:-1][same]
-    return _waste_of(
-        timeline,
-        Lined(
-            rows=events.rows[mine],
-            length_ns=events.end_ns[mine] - starts[mine],
-            launch_rows=events.launch_rows[mine],
-            before=before,
-            part=phases.of_events[mine] if phases is not None else np.zeros(mine.size, dtype=np.uint8),
-            computes=events.kernels[mine] & (events.classes[mine] == COMPUTE),
-        ),
-    )
-
-
-def _waste_of(timeline: RankTimeline, device: Lined) -> WasteTable:
-    """What events would save. Of several ways that fit the first of :class:`Waste` counts."""
-    trace, length, kernels = timeline.trace, device.length_ns, device.computes
+def find_waste(timeline: RankTimeline) -> WasteTable:
+    """What the events of the device would save: of several ways that fit the first of :class:`Waste`."""
+    trace, device = timeline.trace, device_events(timeline)
+    kernels = (trace.kind[device.rows] == int(Kind.KERNEL)) & (device.group != Group.COMMUNICATION)
     saved = {
         Waste.ATTENTION: np.where(
             launched_within(trace, attention_parts(trace), device.launch_rows), 1.0, 0.0
@@ -152,14 +91,23 @@ def _waste_of(timeline: RankTimeline, device: Lined) -> WasteTable:
         Waste.SHAPES: _misfit(timeline, device),
         Waste.FUSION: _chains(timeline, device, kernels),
     }
-    why, share = np.zeros(length.size, dtype=np.uint8), np.zeros(length.size)
+    why, share = np.zeros(kernels.size, dtype=np.uint8), np.zeros(kernels.size)
     for waste, part in saved.items():
-        mine = (why == Waste.NONE) & (part > 0) & device.computes
+        mine = (why == Waste.NONE) & (part > 0) & kernels
         why[mine], share[mine] = waste, part[mine]
-    return WasteTable(why, np.rint(share * length).astype(np.int64))
+    return WasteTable(why, np.rint(share * (device.end_ns - device.start_ns)).astype(np.int64))
 
 
-def _reordered(timeline: RankTimeline, device: Lined) -> npt.NDArray[np.float64]:
+def judged_waste_ms(timeline: RankTimeline, waste: Waste) -> float:
+    """What the kernels of the analysed step would save in one way, in ms of their summed time."""
+    if timeline.judged is None or timeline.device is None:
+        return 0.0
+    table, starts = find_waste(timeline), device_events(timeline).start_ns
+    inside = slice(*np.searchsorted(starts, (timeline.judged.start_ns, timeline.judged.end_ns)).tolist())
+    return int(table.ns[inside][table.why[inside] == waste].sum()) / 1e6
+
+
+def _reordered(timeline: RankTimeline, device: DeviceEvents) -> npt.NDArray[np.float64]:
     """All of what kernels take that only reorder a tensor: for a convolution, or to make it contiguous.
 
     By their names, by the operator around them, or by the strides of what is copied.
@@ -247,7 +195,7 @@ def launched_within(trace: Trace, parts: HostParts, calls: Rows) -> Mask:
     return inside
 
 
-def _plain(timeline: RankTimeline, device: Lined, kernels: Mask) -> npt.NDArray[np.float64]:
+def _plain(timeline: RankTimeline, device: DeviceEvents, kernels: Mask) -> npt.NDArray[np.float64]:
     """The share of fp32 products off the tensor cores that these would likely save.
 
     Products with a vector read each number once, and tensor cores would not help.
@@ -270,7 +218,7 @@ def is_plain(name: str) -> bool:
     return plain and "gemv" not in name and "dot_kernel" not in name
 
 
-def _misfit(timeline: RankTimeline, device: Lined) -> npt.NDArray[np.float64]:
+def _misfit(timeline: RankTimeline, device: DeviceEvents) -> npt.NDArray[np.float64]:
     """The share that products whose sizes fit no tile would save at the rate of those that fit."""
     none, work = np.zeros(device.rows.size), timeline.work
     if work is None or not work.operators.misfit.any():
@@ -280,7 +228,7 @@ def _misfit(timeline: RankTimeline, device: Lined) -> npt.NDArray[np.float64]:
     known = (operator != NO_ROW) & work.operators.is_matrix[place]
     misfit = known & work.operators.misfit[place]
     fitting = known & ~misfit
-    length = np.maximum(device.length_ns, 1)
+    length = np.maximum(device.end_ns - device.start_ns, 1)
     if not misfit.any() or flops[fitting].sum() < flops[misfit].sum():
         return none
     rate = np.nan_to_num(flops) / length
@@ -290,7 +238,7 @@ def _misfit(timeline: RankTimeline, device: Lined) -> npt.NDArray[np.float64]:
     return np.where(misfit, np.clip(1.0 - rate / usual, 0.0, 1.0), 0.0)
 
 
-def _chains(timeline: RankTimeline, device: Lined, kernels: Mask) -> npt.NDArray[np.float64]:
+def _chains(timeline: RankTimeline, device: DeviceEvents, kernels: Mask) -> npt.NDArray[np.float64]:
     """The share that kernels save which follow each other on a stream and go over tensors of one size."""
     trace, saved = timeline.trace, np.zeros(device.rows.size)
     chained = np.zeros(len(trace.names) + 1, dtype=bool)

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from tracedoc.errors import TraceLimit
-from tracedoc.timeline.launches import Launches, kernel_launches, link_launches
+from tracedoc.timeline.launches import Called, Launches, kernel_launches, link_launches
 from tracedoc.timeline.steps import HostSteps, Window
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
@@ -16,11 +16,11 @@ from tracedoc.trace.horizon import LOST_SHARE, kernels_end, went_back
 from tracedoc.units import format_ms, format_percent
 
 
-def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, tuple[TraceLimit, ...]]:
+def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, Called, tuple[TraceLimit, ...]]:
     """The trace until the time from which it may lack events, as if its recording had ended there."""
     until = trace.info.known_until_ns
     limits: tuple[TraceLimit, ...] = ()
-    calls, missing = kernel_launches(trace, launches)
+    calls, missing = called = kernel_launches(trace, launches)
     end = kernels_end(trace.ts_ns[calls], missing)
     if end is not None and until is None:
         # All that ran until the last kernel began is there.
@@ -47,10 +47,11 @@ def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, tuple
                 "what came when after that is unknown, and no step that lasts longer is analysed",
             ),
         )
-    if until is None:
-        return trace, launches, ()
-    known = trace.until(until)
-    return known, launches if known is trace else link_launches(known), limits
+    known = trace if until is None else trace.until(until)
+    if known is not trace:
+        launches = link_launches(known)
+        called = kernel_launches(known, launches)
+    return known, launches, called, limits
 
 
 def _clock_went_back(trace: Trace) -> tuple[int, int] | None:
@@ -66,14 +67,14 @@ def _clock_went_back(trace: Trace) -> tuple[int, int] | None:
 
 
 def known_windows(
-    trace: Trace, host: HostSteps, launches: Launches, windows: Sequence[Window], *, cut: bool
+    trace: Trace, host: HostSteps, called: Called, windows: Sequence[Window], *, cut: bool
 ) -> tuple[tuple[Window, ...], tuple[TraceLimit, ...]]:
     """The windows, of which those are not complete that lack kernels: what looks idle may not have been.
 
     Of a file that is cut off, the first calls may not have been written yet: where earlier steps have none,
     the first one with calls is not complete either.
     """
-    calls, missing = kernel_launches(trace, launches)
+    calls, missing = called
     begins = trace.ts_ns[calls]
     # Behind the last launch with a kernel, those of a whole capture may have run when it was over.
     last = calls.size if cut else int(np.flatnonzero(~missing).max(initial=-1)) + 1

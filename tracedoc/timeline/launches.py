@@ -53,7 +53,11 @@ def launched_before(trace: Trace, rows: Rows) -> npt.NDArray[np.bool_]:
     return np.asarray((ids > 0) & (ids < calls.min()), dtype=np.bool_)
 
 
-def kernel_launches(trace: Trace, launches: Launches) -> tuple[Rows, npt.NDArray[np.bool_]]:
+Called = tuple[Rows, npt.NDArray[np.bool_]]
+"""Calls that launch a kernel, and which of them have none in the trace."""
+
+
+def kernel_launches(trace: Trace, launches: Launches) -> Called:
     """The calls that launch a kernel, in time order, and which of them have none in the trace.
 
     None for a trace without links, unless all was launched before the capture, and for one in which graphs

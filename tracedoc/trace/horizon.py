@@ -115,18 +115,18 @@ def check_unit(path: str, kind: npt.NDArray[np.uint8], ts: Int64Array, dur: Int6
     if calls.size < FEWEST_HOST_CALLS:
         return
     lengths = dur[calls]
-    middle = float(np.median(lengths))
-    if 0 < middle < SHORT_CALL_NS:
+    if 2 * np.count_nonzero(lengths < SHORT_CALL_NS) >= calls.size and (middle := np.median(lengths)) > 0:
         raise InputError(
             f"{path} seems to have its times in milliseconds: half of its operators and calls "
             f"would take less than {middle:.0f} ns",
             "trace files have microseconds: multiply every ts and dur by 1,000, or export it again",
         )
-    shortest = float(np.partition(lengths, calls.size // 10)[calls.size // 10])
-    if shortest > LONG_CALL_NS and not (lengths % 1_000).any() and not (ts[calls] % 1_000).any():
+    tenth = calls.size // 10
+    short = np.count_nonzero(lengths <= LONG_CALL_NS) > tenth
+    if not short and not (lengths % 1_000).any() and not (ts[calls] % 1_000).any():
         raise InputError(
             f"{path} seems to have its times in nanoseconds: the shortest tenth of its operators and calls "
-            f"would take {format_ms(shortest / 1e6)}",
+            f"would take {format_ms(int(np.partition(lengths, tenth)[tenth]) / 1e6)}",
             "trace files have microseconds: divide every ts and dur by 1,000, or export it again",
         )
 

@@ -17,6 +17,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.topics.pipeline.balance import slow_stages
 from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.change import Mask
 from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, evened, usual_host
 from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
@@ -81,7 +82,7 @@ def _waits_for_missing(program: RunProgram, peers: Sequence[tuple[int, ...]]) ->
     if not lone.any():
         return found
     rank = program.layout.rank_of_event(joins.event)
-    waiting = np.unique(rank[lone]).tolist()
+    waiting = distinct(rank[lone]).tolist()
     for places in peers:
         if not set(places) <= set(waiting):
             mine = lone & np.isin(rank, places)
@@ -168,7 +169,7 @@ def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Tim
     alike: dict[tuple[int, int], list[Index]] = {}
     for place in stage:
         events, segment = passes_of(program, place)
-        for number in np.unique(segment).tolist():
+        for number in distinct(segment).tolist():
             mine = events[segment == number]
             alike.setdefault((mine.size, int(program.layout.event_part[mine].sum())), []).append(mine)
     for passes in alike.values():

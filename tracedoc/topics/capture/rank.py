@@ -52,6 +52,8 @@ def unused_gpu(timeline: RankTimeline) -> Value:
 def cpu_work_place(timeline: RankTimeline) -> Value:
     """Where the script calls the longest operator of a CPU run: the innermost function or named range."""
     trace = timeline.trace
+    if not timeline.is_cpu:
+        return Unknown("a GPU computes")
     rows = trace.rows_named(is_library_operator, Kind.CPU_OP)
     place = place_around(trace, int(rows[trace.dur_ns[rows].argmax()])) if rows.size else None
     return str(place) if place is not None else Unknown("no function of the script is in the trace")

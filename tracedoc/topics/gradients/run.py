@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -192,7 +193,7 @@ def _half_bytes(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) ->
     if digest.is_cpu:
         return float(GLOO_HALF_BYTES)
     halves = half_rate_bytes(run, digest)
-    return halves if isinstance(halves, Unknown) else float(np.median(halves[rows]))
+    return halves if isinstance(halves, Unknown) else median(halves[rows].tolist())
 
 
 # -- number formats

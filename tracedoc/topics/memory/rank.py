@@ -6,10 +6,10 @@ import numpy as np
 
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
-from tracedoc.timeline.activity import Activity
+from tracedoc.timeline.activity import Activity, is_library
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW
-from tracedoc.timeline.syncs import is_library, wait_causes
+from tracedoc.timeline.syncs import wait_causes
 from tracedoc.topics.step.rank import idle_of_cause, in_step
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind

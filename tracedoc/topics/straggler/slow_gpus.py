@@ -132,8 +132,8 @@ def _times(run: RunView) -> Floats:
     """
     passes = pipeline(run) is not None
     tables = [digest.gemms for digest in run.digests]
-    keys = [table.keys for table in tables if table is not None]
-    kinds = np.unique(np.concatenate([np.empty(0, dtype=np.uint64), *keys]))
+    keys = {key for table in tables if table is not None for key in table.keys.tolist()}
+    kinds = np.array(sorted(keys), dtype=np.uint64)
     times = np.full((len(tables), kinds.size), np.nan)
     for place, table in enumerate(tables):
         if table is not None and len(table):

@@ -12,6 +12,7 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
+from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import without_collectives
 from tracedoc.whatif.changes.reductions import backward_pass
@@ -43,7 +44,7 @@ def _queues(program: RunProgram) -> Iterator[Index]:
     parts = np.flatnonzero(_reductions(program))
     key = layout.lane(joins.event[parts]) * 64 + np.minimum(backward_pass(layout, joins.event[parts]), 63)
     key = key * 64 + joins.kind[parts]
-    for one in np.unique(key).tolist():
+    for one in distinct(key).tolist():
         mine = parts[key == one]
         yield mine[np.argsort(joins.event[mine], kind="stable")]
 
@@ -108,7 +109,7 @@ def _on_shared_cores(program: RunProgram, gone: Index, last: Index) -> tuple[Int
     called = (begin >= 0) & (end > begin)
     beside = np.where(called, np.minimum(program.transfer[gone], host[end] - host[begin]), 0)
     kept = np.ones(lag.size)
-    for one in np.unique(end[beside > 0]).tolist():
+    for one in distinct(end[beside > 0]).tolist():
         mine = (end == one) & (beside > 0)
         first = int(begin[mine].min())
         share = 1.0 - shared * min(beside[mine].sum() / (host[one] - host[first]), 1.0)

@@ -11,6 +11,7 @@ from tracedoc.play.run_program import Index, RunProgram, Scenario
 from tracedoc.play.scenarios import call_latency
 from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.buckets import carried, merged_into_last
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import (
@@ -68,7 +69,7 @@ def _queues(program: RunProgram, chosen: Mask) -> Iterator[Index]:
     mine = np.flatnonzero(chosen)
     event = joins.event[mine]
     key = layout.lane(event) * 8 + np.minimum(layout.event_part[event], 7)
-    for one in np.unique(key).tolist():
+    for one in distinct(key).tolist():
         parts = mine[key == one]
         yield parts[np.argsort(joins.event[parts], kind="stable")]
 

@@ -7,6 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.change import Arguments, NotApplicable, as_change, of_scenario
 
 UPDATE_SHARES = (0.1, 0.2, 0.35)
@@ -40,7 +41,7 @@ def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     dur = np.where(gone, 0, program.dur).astype(np.int64)
     ranks = layout.rank_of_event(down)
     update, first = [], []
-    for rank in np.unique(ranks).tolist():
+    for rank in distinct(ranks).tolist():
         mine = down[ranks == rank]
         last = int(mine[np.argmax(layout.point[mine])])
         share = of_scenario(program.scenario, *UPDATE_SHARES)

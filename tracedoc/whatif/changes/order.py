@@ -7,6 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
+from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.buckets import nearest
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable
 from tracedoc.whatif.changes.gathers import pairs, started_as, unit_gathers
@@ -44,7 +45,7 @@ def reduce_when_ready(program: RunProgram, arguments: Arguments) -> RunProgram |
     moved: list[Index] = []
     ready: list[Index] = []
     ranks = layout.rank_of_event(joins.event)
-    for rank in np.unique(ranks[chosen]).tolist():
+    for rank in distinct(ranks[chosen]).tolist():
         mine = np.flatnonzero(chosen & (ranks == rank))
         mine = mine[number[mine] == number[mine].max()]
         mine = mine[np.argsort(layout.point[joins.event[mine]], kind="stable")]

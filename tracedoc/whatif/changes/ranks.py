@@ -10,6 +10,7 @@ import numpy.typing as npt
 from tracedoc.play.run_program import RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Codes, Lags
+from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.change import Arguments, NotApplicable, Parameter, as_change
 
 EXCESS_NS = 100_000
@@ -114,7 +115,7 @@ def usual_host(
     counts = np.diff(base)
     totals = _sums_by_part(column, part, base)
     chosen = np.array(positions)
-    for count in np.unique(counts[chosen]).tolist():
+    for count in distinct(counts[chosen]).tolist():
         alike = compared[counts[compared] == count]
         mine = np.isin(alike, chosen)
         if alike.size > 1:

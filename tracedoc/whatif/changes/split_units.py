@@ -10,6 +10,7 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
+from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.buckets import cut_reductions, nearest
 from tracedoc.whatif.changes.change import Arguments, NotApplicable, Parameter, as_change
 from tracedoc.whatif.changes.gathers import of_units, unit_gathers
@@ -65,7 +66,7 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
             continue
         done = np.cumsum(program.dur[computed], dtype=np.int64)
         shares = np.arange(1, pieces) / pieces
-        begins = np.unique(nearest(done, shares * done[-1]) + 1)
+        begins = distinct(nearest(done, shares * done[-1]) + 1)
         begins = begins[begins < computed.size]
         if not begins.size:
             continue
