@@ -171,6 +171,13 @@ class Spans(msgspec.Struct, frozen=True, eq=False):
         kept = self.ends - self.starts >= length_ns
         return Spans(self.starts[kept], self.ends[kept])
 
+    def longest(self, most: int) -> Spans:
+        """Return so many intervals at most, those that last longest."""
+        if len(self) <= most:
+            return self
+        kept = np.sort(np.argsort(self.ends - self.starts)[-most:])
+        return Spans(self.starts[kept], self.ends[kept])
+
     def first_ns(self, length_ns: int) -> Spans:
         """Return the earliest part of this set that is ``length_ns`` long, all of it where it is shorter."""
         lengths = self.ends - self.starts

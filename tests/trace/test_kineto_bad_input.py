@@ -329,7 +329,6 @@ def test_what_collectives_say_may_hold_braces(more: dict[str, Any], first: bool)
     assert (said.name, said.in_elements, said.dtype, said.group_name, said.seq) == (
         "allreduce", 7, "Float", "1", 5,
     )  # fmt: skip
-    assert said.group_description == more.get("Process Group Description", "")
 
 
 def test_braces_in_texts_around_the_name_of_a_collective_do_not_hide_it() -> None:

@@ -82,7 +82,7 @@ def events(draw: st.DrawFn, largest: int) -> str:
 
 
 @st.composite
-def documents(draw: st.DrawFn) -> tuple[str, int]:
+def documents(draw: st.DrawFn) -> str:
     absolute = draw(st.booleans())
     listed = draw(st.lists(events(1_790_000_000_000_000 if absolute else 2**43 - 1), min_size=1, max_size=30))
     listed.append('{"ph": "X", "cat": "cpu_op", "name": "last", "pid": 1, "tid": 1, "ts": 5, "dur": 1}')
@@ -95,16 +95,15 @@ def documents(draw: st.DrawFn) -> tuple[str, int]:
         + "]"
     )
     if draw(st.integers(0, 4)) == 0:
-        return body, len(listed)
+        return str(body)
     meta = (
         '"deviceProperties": [{"id": 0, "name": "a"}, {"id": 1, "name": "b"}], "distributedInfo": {"rank": 4}'
     )
     if not absolute:
         meta += f', "baseTimeNanoseconds": {BASE}'
     parts = [meta, f'"traceEvents": {body}', '"other": {"traceEvents": [1, {}, {}]}']
-    return draw(st.sampled_from(["{", "\n {\n", "\ufeff{", "\r\n{\r\n"])) + ", ".join(
-        draw(st.permutations(parts))
-    ) + "}", len(listed)
+    begin = draw(st.sampled_from(["{", "\n {\n", "\ufeff{", "\r\n{\r\n"]))
+    return begin + ", ".join(draw(st.permutations(parts))) + "}"
 
 
 def read(text: str, chunk_bytes: int, *, packed: bool = False) -> Trace:
@@ -119,14 +118,10 @@ def read(text: str, chunk_bytes: int, *, packed: bool = False) -> Trace:
 
 @settings(max_examples=100)
 @given(documents(), st.sampled_from([64, 200, 1000, chunks.CHUNK_BYTES]), st.booleans())
-def test_columns_do_not_depend_on_layout_or_chunk_size(
-    document: tuple[str, int], chunk_bytes: int, packed: bool
-) -> None:
-    text, count = document
+def test_columns_do_not_depend_on_layout_or_chunk_size(text: str, chunk_bytes: int, packed: bool) -> None:
     trace = read(text, chunk_bytes, packed=packed)
     text = text.removeprefix("\ufeff")
     assert rows_of(trace) == reference_rows(text)
-    assert trace.info.events_read == count
     assert trace.limits == ()
     if text.lstrip().startswith("{"):
         assert trace.info.rank == 4

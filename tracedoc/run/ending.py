@@ -8,12 +8,11 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 
 from tracedoc.errors import Limit
+from tracedoc.run.job import step_log_of
 from tracedoc.run.manifest import BY_SIGNAL, Manifest, ManifestRank
-from tracedoc.run.steplog import STEP, WRITTEN_WITHIN_NS, read_step_log
-from tracedoc.run.untrusted import UnusableError, inside
+from tracedoc.run.steplog import STEP, WRITTEN_WITHIN_NS
 
 MAX_RANKS = 64
 """The logs of at most this many ranks are read for when they were last alive."""
@@ -115,13 +114,7 @@ def _end(entry: ManifestRank, alone: int | None) -> _End:
 
 def _last_step(entry: ManifestRank) -> tuple[int | None, int, int]:
     """Return number, end and length of the last step in the log of a rank, ``None`` and 0 without."""
-    name = (entry.part or {}).get("step_log")
-    if not isinstance(name, str) or not name or not entry.folder:
-        return None, 0, 0
-    try:
-        log = read_step_log(inside(Path(entry.folder), name))
-    except UnusableError:
-        return None, 0, 0
+    log = step_log_of(entry, [])
     steps = log.of_kind(STEP) if log is not None else []
     return steps[-1] if steps else (None, 0, 0)
 

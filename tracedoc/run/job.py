@@ -35,22 +35,12 @@ STEPS_FOR_MEDIAN = 5
 MAX_LOGS = 64
 """The step logs of at most this many ranks are read: all ranks step together."""
 
-NO_SETTINGS = frozenset(
-    {
-        *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
-        *(
-            "RANK",
-            "LOCAL_RANK",
-            "GROUP_RANK",
-            "ROLE_RANK",
-            "WORLD_SIZE",
-            "LOCAL_WORLD_SIZE",
-            "GROUP_WORLD_SIZE",
-        ),
-        *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID"),
-        *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
-    }
+_OF_A_PROCESS = (
+    "CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES RANK LOCAL_RANK GROUP_RANK ROLE_RANK "
+    "WORLD_SIZE LOCAL_WORLD_SIZE GROUP_WORLD_SIZE SLURM_JOB_ID SLURM_STEP_ID SLURM_LOCALID SLURM_NODEID "
+    "SLURM_PROCID TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT"
 )
+NO_SETTINGS = frozenset(_OF_A_PROCESS.split())
 """Variables that name a process, a start or a device: they differ for no reason of the job's."""
 
 
@@ -243,7 +233,7 @@ def _limits(unusable: Sequence[str]) -> Iterator[Limit]:
 
 
 def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJob | None:
-    part, folder = entry.part, Path(entry.folder) if entry.folder else None
+    part = entry.part
     if part is None or "environment" not in part:
         return None
     environment, framework = entry_at(part, "environment"), entry_at(part, "framework")
@@ -273,8 +263,8 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
         affinity=value_at(entry_at(environment, "host"), "affinity", str) or "",
         threads=value_at(entry_at(environment, "threads"), "torch", int),
         json_bytes=value_at(part, "json_bytes", int) or 0,
-        source=str(_beside(entry, "source", folder, unusable) or ""),
-        log=_log(entry, folder, unusable) if with_log else None,
+        source=str(_beside(entry, "source", unusable) or ""),
+        log=step_log_of(entry, unusable) if with_log else None,
         compiled=values_at(entry_at(framework, "compile"), int) | values_at(entry_at(part, "compile"), int),
         samples=read_samples(entry_at(part, "samples")),
         collecting=read_stacks(entry_at(part, "collections")),
@@ -283,8 +273,9 @@ def _rank(entry: ManifestRank, unusable: list[str], *, with_log: bool) -> RankJo
     )
 
 
-def _log(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> StepLog | None:
-    path = _beside(entry, "step_log", folder, unusable)
+def step_log_of(entry: ManifestRank, unusable: list[str]) -> StepLog | None:
+    """The step log that a rank names, ``None`` without; why one is not used goes to ``unusable``."""
+    path = _beside(entry, "step_log", unusable)
     if path is None:
         return None
     try:
@@ -297,13 +288,13 @@ def _log(entry: ManifestRank, folder: Path | None, unusable: list[str]) -> StepL
     return log
 
 
-def _beside(entry: ManifestRank, key: str, folder: Path | None, unusable: list[str]) -> Path | None:
+def _beside(entry: ManifestRank, key: str, unusable: list[str]) -> Path | None:
     """Return the path of a file that a rank names, ``None`` where it names none that may be read."""
     name = value_at(entry.part or {}, key, str)
-    if folder is None or not name:
+    if not entry.folder or not name:
         return None
     try:
-        return inside(folder, name)
+        return inside(Path(entry.folder), name)
     except MissingError:
         return None
     except UnusableError as error:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.spans import Int64Array, Spans
+from tracedoc.spans import Int64Array
 from tracedoc.step.events import DeviceEvents, lone_part
 from tracedoc.step.program import Call, Codes, Indices
 from tracedoc.timeline.activity import COMMUNICATION
@@ -96,9 +96,7 @@ def _role(name: str) -> int:
 
 def loader_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
     """Return the rows in which threads fetch a batch."""
-    rows = trace.rows_named(
-        lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION, Kind.CPU_OP
-    )
+    rows = trace.rows_named(vocabulary.data_loader, Kind.ANNOTATION, Kind.CPU_OP)
     rows = rows[trace.thread.among(threads, rows)]
     return outermost_rows(trace, rows)
 
@@ -220,7 +218,7 @@ def _drained(device: DeviceEvents, begin: np.ndarray, end: np.ndarray) -> np.nda
 
 def _named_share(trace: Trace, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
     rows = trace.rows(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
-    step = trace.named(lambda name: vocabulary.step_number(name) is not None)
+    step = trace.named(vocabulary.is_step)
     rows = rows[~step[trace.name[rows]]]
-    covered = Spans.of(trace.ts_ns[rows], trace.end_ns[rows]).covered_ns(begin, end)
+    covered = trace.spans(rows).covered_ns(begin, end)
     return np.asarray(covered / np.maximum(end - begin, 1))

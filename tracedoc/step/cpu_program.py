@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.spans import Int64Array, Spans
+from tracedoc.spans import Int64Array
 from tracedoc.step.calls import Calls, loader_rows, order_calls, parts_of, ready_lags
 from tracedoc.step.notes import find_doings, longest_lags, ranges_by_thread, with_doings, with_units
 from tracedoc.step.program import Call, Cause, Group, RankProgram, TooLong, Unplayable
@@ -61,7 +61,7 @@ def cpu_graph(timeline: RankTimeline) -> CpuGraph | Unplayable:
     issued = _issued(timeline)
     loads = loader_rows(trace, threads)
     begin, end, awaited = _waits(timeline, issued)
-    asking = Spans.of(trace.ts_ns[loads], trace.end_ns[loads])
+    asking = trace.spans(loads)
     alone = asking.covered_ns(begin, end) == 0
     begin, end, awaited = begin[alone], end[alone], awaited[alone]
     steps = np.array([window.start_ns for window in timeline.windows], dtype=np.int64)

@@ -151,13 +151,7 @@ def _peak_of(one: Multiprocessor, count: int, ghz: float, gbps: float) -> Device
 
 
 def _rates(peak: DevicePeak, share: float) -> Rates:
-    peaks = {
-        "bf16": peak.bf16_tflops,
-        "fp16": peak.fp16_tflops,
-        "tf32": peak.tf32_tflops,
-        "fp8": peak.fp8_tflops,
-        "fp32": peak.fp32_tflops,
-    }
+    peaks = {name: getattr(peak, f"{name}_tflops") for name in ("bf16", "fp16", "tf32", "fp8", "fp32")}
     matrix = {name: 1e3 * share * (tflops or 0.0) for name, tflops in peaks.items()}
     return Rates(matrix, MEMORY_REACHED * (peak.hbm_gbps or 0.0))
 

@@ -47,11 +47,7 @@ def thinned(spans: Spans, gap_ns: int, most: int) -> Spans:
     if not len(spans):
         return spans
     closed = Spans.of(spans.starts, spans.ends + gap_ns)
-    starts, ends = closed.starts, closed.ends - gap_ns
-    if starts.size > most:
-        kept = np.sort(np.argsort(ends - starts, kind="stable")[-most:])
-        starts, ends = starts[kept], ends[kept]
-    return Spans(starts, ends)
+    return Spans(closed.starts, closed.ends - gap_ns).longest(most)
 
 
 def _sets(timeline: RankTimeline) -> Iterator[tuple[str, Spans]]:

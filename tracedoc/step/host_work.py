@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from tracedoc.spans import Spans
+from tracedoc.timeline.activity import is_library
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import (
     PHASES,
@@ -19,7 +20,7 @@ from tracedoc.timeline.host import (
     work_before_collectives,
 )
 from tracedoc.timeline.script_code import CodePlace, places_of_timeline
-from tracedoc.timeline.syncs import Syncs, is_library, wait_causes
+from tracedoc.timeline.syncs import Syncs, wait_causes
 from tracedoc.trace.columns import Kind
 
 MAX_SYNCS = 40

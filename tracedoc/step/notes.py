@@ -38,7 +38,7 @@ LONGEST_LABEL = 120
 def ranges_by_thread(trace: Trace, threads: npt.NDArray[np.int32]) -> dict[int, Rows]:
     """Return the ranges that may name what the host does, of each of some threads: all but the steps."""
     ranges = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
-    ranges[trace.rows_named(lambda name: vocabulary.step_number(name) is not None)] = False
+    ranges[trace.rows_named(vocabulary.is_step)] = False
     return {
         thread: np.flatnonzero(ranges & trace.thread.among([thread])) for thread in distinct(threads).tolist()
     }

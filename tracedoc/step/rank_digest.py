@@ -196,49 +196,14 @@ def digest_timeline(
     )
     activity, failures = timeline.activity, Failures()
     contain = failures.contain
-    kernels = contain("the table of kernels", lambda: _kernel_table(timeline), KernelTable())
     spans: dict[str, Spans] = contain("the times of the step", lambda: _judged_spans(timeline, intervals), {})
-    signs = contain("the signs of a strategy", lambda: strategy_signs(timeline), StrategySigns())
-    host_work = contain(
-        "the work of the host",
-        lambda: host_digest(timeline, host_away),
-        None,
-    )
-    gemms = contain("the table of matrix products", lambda: gemm_table(timeline), None)
-    units = contain(
-        "the sharded units",
-        lambda: small_table(timeline.units, judged.index if judged is not None else None),
-        None,
-    )
-    gradients = contain(
-        "which collectives carry gradients",
-        lambda: gradient_rows(timeline),
-        np.zeros(len(timeline.collectives), dtype=bool),
-    )
-    roles = contain(
-        "what collectives are for",
-        lambda: collective_roles(timeline),
-        np.zeros(len(timeline.collectives), dtype=np.uint8),
-    )
-    work = contain("the table of work", lambda: work_table(timeline), None)
     graph: StepGraph | CpuGraph | Unplayable = contain(
-        "who waits for whom",
-        lambda: find_graph(timeline),
-        Unplayable("it could not be read"),
+        "who waits for whom", lambda: find_graph(timeline), Unplayable("it could not be read")
     )
+    ranges = {} if isinstance(graph, Unplayable) else graph.ranges
     programs, unplayable = contain(
         "what is to be replayed", lambda: rank_programs(timeline, graph), ((), "it could not be read")
     )
-    path = contain(
-        "the way between ranks", lambda: sync_path(graph) if isinstance(graph, StepGraph) else None, None
-    )
-    drawn = contain("what pictures show", lambda: drawn_sets(timeline), {})
-    named = contain(
-        "the names in pictures",
-        lambda: encode(named_stretches(timeline, {} if isinstance(graph, Unplayable) else graph.ranges)),
-        b"",
-    )
-    memory = contain("the memory over time", lambda: memory_table(timeline), None)
     return RankDigest(
         rank=rank,
         source=info.source,
@@ -261,27 +226,39 @@ def digest_timeline(
         judged=position,
         collectives=timeline.collectives,
         exposed_comm=_exposed_comm(timeline),
-        kernels=kernels,
+        kernels=contain("the table of kernels", lambda: _kernel_table(timeline), KernelTable()),
         encoded_spans={name: encode(found) for name, found in spans.items()},
-        signs=signs,
+        signs=contain("the signs of a strategy", lambda: strategy_signs(timeline), StrategySigns()),
         present=_present(timeline),
-        limits=(*trace.limits, *timeline.limits, *failures.of_trace()),
         facts=facts,
-        host_work=host_work,
-        gemms=gemms,
-        units=units,
+        host_work=contain("the work of the host", lambda: host_digest(timeline, host_away), None),
+        gemms=contain("the table of matrix products", lambda: gemm_table(timeline), None),
+        units=contain(
+            "the sharded units", lambda: small_table(timeline.units, judged.index if judged else None), None
+        ),
         phases=timeline.phase_budgets,
-        gradients=gradients,
-        roles=roles,
-        work=work,
+        gradients=contain(
+            "which collectives carry gradients",
+            lambda: gradient_rows(timeline),
+            np.zeros(len(timeline.collectives), dtype=bool),
+        ),
+        roles=contain(
+            "what collectives are for",
+            lambda: collective_roles(timeline),
+            np.zeros(len(timeline.collectives), dtype=np.uint8),
+        ),
+        work=contain("the table of work", lambda: work_table(timeline), None),
         reader=info.reader,
         programs=tuple(map(EncodedProgram.of, programs)),
         unplayable=unplayable,
-        sync_path=path,
-        drawn=drawn,
-        named=named,
-        memory=memory,
+        sync_path=contain(
+            "the way between ranks", lambda: sync_path(graph) if isinstance(graph, StepGraph) else None, None
+        ),
+        drawn=contain("what pictures show", lambda: drawn_sets(timeline), {}),
+        named=contain("the names in pictures", lambda: encode(named_stretches(timeline, ranges)), b""),
+        memory=contain("the memory over time", lambda: memory_table(timeline), None),
         ordinal=device_ordinal(timeline),
+        limits=(*trace.limits, *timeline.limits, *failures.of_trace()),  # after all that may fail
     )
 
 
@@ -318,7 +295,10 @@ def _judged_spans(timeline: RankTimeline, intervals: Mapping[str, Spans]) -> dic
     window = timeline.judged
     if window is None or timeline.activity is None:
         return {}
-    inside = {name: _longest(spans.clip(window.start_ns, window.end_ns)) for name, spans in intervals.items()}
+    inside = {
+        name: spans.clip(window.start_ns, window.end_ns).longest(MAX_SPANS)
+        for name, spans in intervals.items()
+    }
     return {name: spans for name, spans in inside.items() if len(spans)}
 
 
@@ -327,13 +307,6 @@ def _exposed_comm(timeline: RankTimeline) -> Spans:
     if timeline.activity is None or not timeline.windows:
         return Spans.empty()
     return timeline.activity.exposed_comm.clip(timeline.windows[0].start_ns, timeline.windows[-1].end_ns)
-
-
-def _longest(spans: Spans) -> Spans:
-    if len(spans) <= MAX_SPANS:
-        return spans
-    kept = np.sort(np.argsort(spans.ends - spans.starts)[-MAX_SPANS:])
-    return Spans(spans.starts[kept], spans.ends[kept])
 
 
 def _kernel_table(timeline: RankTimeline) -> KernelTable:

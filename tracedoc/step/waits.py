@@ -249,8 +249,8 @@ def _host_waits(
     outlasts = calls.end_ns[copying] >= device.end_ns[copied] - staged
     copies = np.where(outlasts, copied, NONE).astype(np.int64)
     parts.append((Cause.COPY, copying, copies))
-    launching = is_launch(calls) & (length > ROOM_IN_QUEUE_NS)
-    full = np.flatnonzero(launching)
+    launching = (calls.kind == Call.LAUNCH) | (calls.kind == Call.COMM)
+    full = np.flatnonzero(launching & (length > ROOM_IN_QUEUE_NS))
     full = full[_outstanding(device, calls.start_ns[full]) >= FULL_QUEUE]
     parts.append((Cause.QUEUE, full, _awaited(device, calls, full)))
     found: list[Part] = []
@@ -280,13 +280,12 @@ def _limited_gathers(trace: Trace, calls: Calls, device: DeviceEvents) -> tuple[
     gathers = np.flatnonzero(device.row >= 0)
     gathers = gathers[[device.op[row] == "all_gather" for row in device.row[gathers].tolist()] or slice(0)]
     launched = np.sort(device.launched_ns[gathers])
-    limits = limits[np.argsort(trace.ts_ns[limits], kind="stable")]
     if not limits.size or not launched.size:
         return nothing, nothing
     limited = np.flatnonzero(calls.kind == Call.SYNC)
     place = np.searchsorted(trace.ts_ns[limits], calls.start_ns[limited], side="right") - 1
     last = limits[np.maximum(place, 0)]
-    inside = (place >= 0) & (calls.end_ns[limited] <= trace.ts_ns[last] + trace.dur_ns[last])
+    inside = (place >= 0) & (calls.end_ns[limited] <= trace.end_ns[last])
     limited = limited[inside]
     gather = np.searchsorted(launched, calls.start_ns[limited])
     source = np.full(limited.size, NONE, dtype=np.int64)
@@ -297,11 +296,6 @@ def _limited_gathers(trace: Trace, calls: Calls, device: DeviceEvents) -> tuple[
         returned = (device.end_ns[event] <= calls.end_ns[limited] + CLOCKS_NS) & (after <= RETURN_LAG_NS)
         source = np.where((gather >= before) & (computed >= 0) & returned, event, source)
     return limited[source != NONE], source[source != NONE]
-
-
-def is_launch(calls: Calls) -> npt.NDArray[np.bool_]:
-    """Mask over calls: those that launch kernels."""
-    return np.asarray((calls.kind == Call.LAUNCH) | (calls.kind == Call.COMM))
 
 
 def _awaited(device: DeviceEvents, calls: Calls, waiting: npt.NDArray[np.intp]) -> Int64Array:

@@ -133,13 +133,12 @@ class GemmTable(msgspec.Struct, frozen=True, eq=False):
     keys: npt.NDArray[np.uint64]
     names: tuple[str, ...]
     gridded: npt.NDArray[np.bool_]
-    calls: npt.NDArray[np.int32]
-    alone: npt.NDArray[np.int32]
-    alone_p10_ns: npt.NDArray[np.int64]
-    alone_median_ns: npt.NDArray[np.int64]
-    beside: npt.NDArray[np.int32]
-    beside_p10_ns: npt.NDArray[np.int64]
-    beside_median_ns: npt.NDArray[np.int64]
+    calls: Int64Array
+    alone: Int64Array
+    alone_p10_ns: Int64Array
+    alone_median_ns: Int64Array
+    beside: Int64Array
+    beside_p10_ns: Int64Array
 
     def __len__(self) -> int:
         return int(self.keys.size)
@@ -171,10 +170,12 @@ def gemm_table(timeline: RankTimeline) -> GemmTable:
                 bool(shape),
                 int(mine.sum()),
                 *_summary(durations[mine & alone]),
-                *_summary(durations[mine & beside]),
+                *_summary(durations[mine & beside])[:2],
             )
         )
-    return _columns(sorted(found))
+    keys, names, gridded, *numbers = zip(*sorted(found), strict=True) if found else ((),) * 9
+    columns = (np.array(one, dtype=np.int64) for one in numbers)
+    return GemmTable(np.array(keys, dtype=np.uint64), tuple(names), np.array(gridded, dtype=bool), *columns)
 
 
 def _gemm_rows(timeline: RankTimeline) -> npt.NDArray[np.intp]:
@@ -205,18 +206,3 @@ def _summary(durations: npt.NDArray[np.int64]) -> tuple[int, int, int]:
         return 0, 0, 0
     ordered, last = np.sort(durations), durations.size - 1
     return int(durations.size), int(ordered[last // 10]), int(ordered[last // 2])
-
-
-def _columns(rows: list[tuple[int, str, bool, int, int, int, int, int, int, int]]) -> GemmTable:
-    return GemmTable(
-        keys=np.array([row[0] for row in rows], dtype=np.uint64),
-        names=tuple(row[1] for row in rows),
-        gridded=np.array([row[2] for row in rows], dtype=np.bool_),
-        calls=np.array([row[3] for row in rows], dtype=np.int32),
-        alone=np.array([row[4] for row in rows], dtype=np.int32),
-        alone_p10_ns=np.array([row[5] for row in rows], dtype=np.int64),
-        alone_median_ns=np.array([row[6] for row in rows], dtype=np.int64),
-        beside=np.array([row[7] for row in rows], dtype=np.int32),
-        beside_p10_ns=np.array([row[8] for row in rows], dtype=np.int64),
-        beside_median_ns=np.array([row[9] for row in rows], dtype=np.int64),
-    )

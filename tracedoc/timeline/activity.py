@@ -103,17 +103,7 @@ class GpuEvents(msgspec.Struct, frozen=True, eq=False):
         mine = self.device == device
         if mine.all():
             return self
-        columns = (
-            "rows",
-            "launch_rows",
-            "classes",
-            "kinds",
-            "device",
-            "stream",
-            "start_ns",
-            "end_ns",
-            "launch_ns",
-        )
+        columns = (name for name in self.__struct_fields__ if name != "categories")
         return replace(self, **{name: getattr(self, name)[mine] for name in columns})
 
     @property
@@ -275,7 +265,7 @@ def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activ
 
 def gloo_rows(trace: Trace) -> Rows:
     """Return the rows of the ``gloo:*`` ranges, in which the transfers really happen."""
-    return trace.rows_named(lambda name: vocabulary.gloo_op(name) is not None, Kind.ANNOTATION)
+    return trace.rows_named(vocabulary.gloo_op, Kind.ANNOTATION)
 
 
 def leaf_rows(trace: Trace, rows: Rows) -> Rows:
@@ -290,14 +280,19 @@ def leaf_rows(trace: Trace, rows: Rows) -> Rows:
     return np.sort(rows[leaf], kind="stable")
 
 
-def is_library_operator(name: str) -> bool:
-    """True for an operator that came through the dispatcher (``namespace::name``) and is no wrapper."""
+def is_library(name: str) -> bool:
+    """True for an operator of a library (``aten::item``), not for one that only holds others."""
     namespace, separator, _ = name.partition("::")
-    return bool(separator) and namespace.isidentifier() and namespace not in WRAPPER_NAMESPACES
+    return bool(separator) and namespace not in WRAPPER_NAMESPACES
+
+
+def is_library_operator(name: str) -> bool:
+    """True for an operator of a library that came through the dispatcher."""
+    return is_library(name) and name.partition("::")[0].isidentifier()
 
 
 def _only_prepares(name: str) -> bool:
-    return vocabulary.data_loader(name) is not None or vocabulary.is_compile_range(name)
+    return bool(vocabulary.data_loader(name) or vocabulary.is_compile_range(name))
 
 
 def _only_enqueues(name: str) -> bool:

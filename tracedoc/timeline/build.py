@@ -55,7 +55,6 @@ from tracedoc.timeline.syncs import Syncs, launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_percent
 
 QUEUED_IDLE_SHARE = 0.10
@@ -137,7 +136,7 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
     """
     _refuse_without_work(trace)
     launches = link_launches(trace)
-    trace, launches, limits = known_part(trace, launches)
+    trace, launches, called, limits = known_part(trace, launches)
     cut = bool(limits) or trace.info.known_until_ns is not None
     host = find_host_steps(trace)
     events = classify_gpu_events(trace, launches)
@@ -152,7 +151,7 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, *unread)
         )
-    windows, lost = known_windows(trace, timeline.host, launches, timeline.windows, cut=cut)
+    windows, lost = known_windows(trace, timeline.host, called, timeline.windows, cut=cut)
     limits = (*timeline.limits, *limits, *lost)
     timeline = _of_steps(replace(timeline, cut=cut or bool(lost), windows=windows, limits=limits), steps)
     failures = Failures()
@@ -314,11 +313,7 @@ def _cpu_timeline(
 def _stepping_threads(trace: Trace) -> np.ndarray:
     """Return the threads that run the training loop: those with steps, backward nodes or an optimizer."""
     rows = trace.rows_named(
-        lambda name: (
-            vocabulary.step_number(name) is not None
-            or vocabulary.optimizer_step_class(name) is not None
-            or vocabulary.is_backward_node(name)
-        ),
+        lambda name: vocabulary.is_of_loop(name) or vocabulary.is_backward_node(name),
         Kind.CPU_OP,
         Kind.ANNOTATION,
     )
@@ -335,7 +330,7 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
     if (trace.kind == int(Kind.ACCELERATOR)).any():
         return ()  # the reader has said so: unknown-device
     launched = any(
-        vocabulary.runtime_role(trace.names[name]) in (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH)
+        vocabulary.launches(trace.names[name])
         for name in distinct(trace.name[trace.kind == int(Kind.RUNTIME)]).tolist()
     )
     if not (launched or trace.info.devices or trace.info.backend in ("nccl", "rccl")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 
 import numpy as np
@@ -11,8 +10,8 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
+from tracedoc.timeline.host import optimizer_spans
 from tracedoc.timeline.phases import Phase, Phases
-from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.frameworks import is_zero3_mark
@@ -70,7 +69,7 @@ def collective_roles(timeline: RankTimeline) -> npt.NDArray[np.uint8]:
         wrapper = _wrapper(timeline)
         # DDP reduces all gradients on all ranks: what a script sends behind its update is its own.
         if len(wrapper):
-            handed_out &= _update_ranges(timeline).covered_ns(asked, asked + 1) > 0
+            handed_out &= optimizer_spans(timeline).covered_ns(asked, asked + 1) > 0
         roles[handed_out & (table.nbytes >= FLAG_BYTES) & ~sharded] = Role.OPTIMIZER_GATHER
         before_update = _leads_to_update(phases, asked)
         extra = _bookkeeping(timeline, phases, before_update, by_ddp=len(wrapper) > 0)
@@ -110,7 +109,7 @@ def _bookkeeping(
     outside &= ~before_update | (_one_by_one(table, outside & before_update) & by_script)
     logged = small & sized & (launched == Phase.FORWARD) & (table.nbytes < FLAG_BYTES)
     # Gathers behind the optimizer count to it, for they may hand out parameters: not those of integers.
-    steps = _update_ranges(timeline)
+    steps = optimizer_spans(timeline)
     behind = (launched == Phase.OPTIMIZER) & (steps.covered_ns(phases.asked_ns, phases.asked_ns + 1) == 0)
     metric = table.is_op("all_reduce") | _has_dtype(table, *_OBJECT_DTYPES)
     after = small & behind & metric & little
@@ -176,20 +175,10 @@ def _layer_kinds(
 
 
 def _wrapper(timeline: RankTimeline) -> Spans:
-    """Return the time inside the forward passes of DDP's wrapper."""
-    return _spans_named(timeline, lambda name: name == "DistributedDataParallel.forward")
-
-
-def _update_ranges(timeline: RankTimeline) -> Spans:
-    """Return the time inside ``Optimizer.step`` ranges."""
-    return _spans_named(timeline, lambda name: vocabulary.optimizer_step_class(name) is not None)
-
-
-def _spans_named(timeline: RankTimeline, matches: Callable[[str], bool]) -> Spans:
-    """Return the time inside host ranges of such names, on any thread."""
+    """The time inside the forward passes of DDP's wrapper."""
     trace = timeline.trace
-    rows = trace.rows_named(matches, Kind.ANNOTATION, Kind.CPU_OP)
-    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    named = trace.rows_named("DistributedDataParallel.forward".__eq__, Kind.ANNOTATION, Kind.CPU_OP)
+    return trace.spans(named)
 
 
 REDUCTIONS = frozenset({"all_reduce", "reduce_scatter", "reduce"})

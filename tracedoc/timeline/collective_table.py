@@ -132,12 +132,9 @@ class CollectiveTable:
         return next(iter(self.take(np.array([row], dtype=np.intp))))
 
     def __iter__(self) -> Iterator[CollectiveOp]:
-        columns = (
-            self.kind, self.step, self.start_ns, self.end_ns, self.launch_ns, self.exposed_ns, self.nbytes,
-            self.seq, self.held,
-        )  # fmt: skip
+        _, *columns = self.__slots__
         for kind, step, start, end, launch, exposed, nbytes, seq, held in zip(
-            *(column.tolist() for column in columns), strict=True
+            *(getattr(self, name).tolist() for name in columns), strict=True
         ):
             common = self.kinds[kind]
             yield CollectiveOp(
@@ -165,18 +162,8 @@ class CollectiveTable:
 
     def take(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> CollectiveTable:
         """Return the table of some rows (positions in order, or a mask)."""
-        return CollectiveTable(
-            self.kinds,
-            self.kind[rows],
-            self.step[rows],
-            self.start_ns[rows],
-            self.end_ns[rows],
-            self.launch_ns[rows],
-            self.exposed_ns[rows],
-            self.nbytes[rows],
-            self.seq[rows],
-            self.held[rows],
-        )
+        _, *columns = self.__slots__
+        return CollectiveTable(self.kinds, *(getattr(self, name)[rows] for name in columns))
 
     def in_window(self, start_ns: int, end_ns: int) -> npt.NDArray[np.bool_]:
         """Return a mask of the rows that run at some time in ``[start_ns, end_ns)``."""

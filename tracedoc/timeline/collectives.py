@@ -41,7 +41,8 @@ def gpu_collectives(
     wanted = np.flatnonzero((events.classes == COMMUNICATION) & (events.device == device))
     rows, launch_rows = events.rows[wanted], events.launch_rows[wanted]
     arguments = _join_records(trace, rows, launch_rows)
-    annotations = enclosing_rows(trace, _nccl_annotations(trace), launch_rows)
+    ranges = trace.rows_named(vocabulary.nccl_annotation, Kind.ANNOTATION)
+    annotations = enclosing_rows(trace, ranges, launch_rows)
     group_ranks = {group.name: group.ranks for group in reversed(trace.info.groups) if group.name}
     columns = (
         events.stream[wanted],
@@ -192,10 +193,6 @@ def _batch(parts: Sequence[CollectiveArgs]) -> CollectiveArgs:
         src_rank=peer,
         dst_rank=peer,
     )
-
-
-def _nccl_annotations(trace: Trace) -> Rows:
-    return trace.rows_named(lambda name: vocabulary.nccl_annotation(name) is not None, Kind.ANNOTATION)
 
 
 def _operation(

@@ -114,7 +114,7 @@ def _matrix(timeline: RankTimeline, compute: Spans) -> tuple[Spans, Int64Array]:
         for index, name in enumerate(trace.names):
             named[index] = _MATRIX_OPERATOR.match(name) is not None
         rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & named[trace.name])
-        spans = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+        spans = trace.spans(rows)
         return spans & compute, trace.ts_ns[rows]
     for index, category in events.categories.items():
         named[index] = category in MATRIX
@@ -127,8 +127,8 @@ def _matrix(timeline: RankTimeline, compute: Spans) -> tuple[Spans, Int64Array]:
 def optimizer_spans(timeline: RankTimeline) -> Spans:
     """When the host is inside ``Optimizer.step``."""
     trace = timeline.trace
-    rows = trace.rows_named(lambda name: vocabulary.optimizer_step_class(name) is not None, Kind.ANNOTATION)
-    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    rows = trace.rows_named(vocabulary.optimizer_step_class, Kind.ANNOTATION)
+    return trace.spans(rows)
 
 
 _OF_DTENSORS = re.compile(r"(?:Redistribute|_(?:To|From)TorchTensor)$|fsdp::")
@@ -340,7 +340,7 @@ def _stepping_threads(timeline: RankTimeline) -> npt.NDArray[np.int32]:
 
 def _stepping_rows(trace: Trace, threads: npt.NDArray[np.int32]) -> Rows:
     """Return the operators and loader ranges of these threads, in time order."""
-    loads = trace.rows_named(lambda name: vocabulary.data_loader(name) is not None, Kind.ANNOTATION)
+    loads = trace.rows_named(vocabulary.data_loader, Kind.ANNOTATION)
     stepping = trace.kind == int(Kind.CPU_OP)
     stepping[loads] = True
     return np.flatnonzero(stepping & trace.thread.among(threads))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -65,38 +66,31 @@ class HostSpans(msgspec.Struct, frozen=True, eq=False):
 
 def host_spans(trace: Trace) -> HostSpans:
     """Return the host's own delays, over all threads."""
-    roles = np.zeros(len(trace.names), dtype=np.int8)
-    for index, name in enumerate(trace.names):
-        if vocabulary.data_loader(name) is not None:
-            roles[index] = 1
-        elif vocabulary.is_compile_range(name):
-            roles[index] = 4
-        elif vocabulary.is_gc_range(name):
-            roles[index] = 5
-        else:
-            role = vocabulary.runtime_role(name)
-            if role is RuntimeRole.ALLOCATION:
-                roles[index] = 2
-            elif role is RuntimeRole.SYNC:
-                roles[index] = 3
-            elif role is RuntimeRole.MODULE_LOAD:
-                roles[index] = 6
-            elif _GRAPH_BUILDING.match(name):
-                roles[index] = 4
-    starts, ends = trace.ts_ns, trace.end_ns
-    by_role = (
-        trace.rows_of_names(roles == role, Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON)
-        for role in range(1, 7)
-    )
-    loader, allocator, sync, compiling, collecting, loading = (
-        Spans.of(starts[rows], ends[rows]) for rows in by_role
+    loader, compiling, collecting, allocator, sync, loading, building = map(
+        trace.spans,
+        trace.rows_by_first(
+            (
+                vocabulary.data_loader,
+                vocabulary.is_compile_range,
+                vocabulary.is_gc_range,
+                *(partial(_has_role, role) for role in _DELAYS),
+                _GRAPH_BUILDING.match,
+            ),
+            *(Kind.CPU_OP, Kind.ANNOTATION, Kind.RUNTIME, Kind.PYTHON),
+        ),
     )
     loads = trace.rows_named(lambda name: "Loading" in name or "Compiler" in name, Kind.OVERHEAD)
     profiling = difference(trace.rows(Kind.OVERHEAD), loads)
-    loading |= Spans.of(starts[loads], ends[loads])
-    compiling |= _graph_captures(trace)
-    profiler = Spans.of(starts[profiling], ends[profiling])
-    return HostSpans(loader, allocator, sync, loading, compiling, collecting, profiler)
+    loading |= trace.spans(loads)
+    compiling |= building | _graph_captures(trace)
+    return HostSpans(loader, allocator, sync, loading, compiling, collecting, trace.spans(profiling))
+
+
+_DELAYS = (RuntimeRole.ALLOCATION, RuntimeRole.SYNC, RuntimeRole.MODULE_LOAD)
+
+
+def _has_role(role: RuntimeRole, name: str) -> bool:
+    return vocabulary.runtime_role(name) is role
 
 
 def _graph_captures(trace: Trace) -> Spans:
@@ -215,5 +209,4 @@ def foreign_turns(trace: Trace, queued: Spans) -> Spans:
 
 def launches_graphs(trace: Trace) -> bool:
     """Whether graphs are launched in a trace."""
-    role = RuntimeRole.GRAPH_LAUNCH
-    return bool(trace.rows_named(lambda name: vocabulary.runtime_role(name) is role, Kind.RUNTIME).size)
+    return bool(trace.rows_named(partial(_has_role, RuntimeRole.GRAPH_LAUNCH), Kind.RUNTIME).size)

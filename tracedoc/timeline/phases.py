@@ -94,7 +94,7 @@ def find_phases(
     the next linked one on its stream, as with steps.
     """
     marks = _marks(trace)
-    nodes = Spans.of(trace.ts_ns[marks.backward], trace.end_ns[marks.backward])
+    nodes = trace.spans(marks.backward)
     if len(nodes) == 0:
         return None
     boundaries = _boundaries(host)
@@ -136,20 +136,20 @@ def _marks(trace: Trace) -> _Marks:
     names = trace.names
     evaluation = trace.named(frameworks.is_evaluation)
     backward = evaluation if evaluation.any() else trace.named(vocabulary.is_backward_node)
-    optimizer = trace.named(lambda name: vocabulary.optimizer_step_class(name) is not None)
+    optimizer = trace.named(vocabulary.optimizer_step_class)
     if not _host_rows(trace, optimizer).size:
         optimizer = trace.named(frameworks.is_optimizer_label)
     busy = trace.named(lambda name: vocabulary.data_loader(name) is not None or vocabulary.is_zero_grad(name))
     begins = trace.named(
         lambda name: frameworks.is_forward_wrapper(name) or frameworks.is_forward_operator(name)
     )
-    step = trace.named(lambda name: vocabulary.step_number(name) is not None)
+    step = trace.named(vocabulary.is_step)
     backward_rows = _host_rows(trace, backward)
     passing = trace.thread.distinct(backward_rows)
     loop = _loop_threads(trace, passing, marked=optimizer | busy | step, begins=begins & ~backward)
     engine = difference(passing, loop)
     # Hooks of ZeRO-3 gather the first module's parameters before any sign of the forward pass.
-    hooked = any(frameworks.is_zero3_hook(name) for name in names)
+    hooked = any(frameworks.is_zero3_mark(name) for name in names)
     begin_rows = _host_rows(trace, begins & ~backward)
     busy_rows = _host_rows(trace, busy)
     host = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION)
@@ -311,7 +311,7 @@ def _forward_spans(
             forward.append((begun, start))
     if updating and len(optimizer) and updating[0][0] < int(optimizer.starts[0]) and len(updating) == 1:
         updating = []  # The capture begins with a gather that no captured optimizer step is followed by.
-    busy = Spans.of(trace.ts_ns[marks.busy], trace.end_ns[marks.busy])
+    busy = trace.spans(marks.busy)
     return Spans.from_pairs(forward) - busy, Spans.from_pairs(updating)
 
 
@@ -340,7 +340,7 @@ def _recompute_spans(trace: Trace, backward: Rows) -> Spans:
         holder = np.searchsorted(trace.ts_ns[outer], trace.ts_ns[mine], side="right") - 1
         inside = (holder >= 0) & (trace.ts_ns[mine] < trace.end_ns[outer[np.maximum(holder, 0)]])
         inner = difference(nodes, outer)
-        within = Spans.of(trace.ts_ns[inner], trace.end_ns[inner])
+        within = trace.spans(inner)
         mine, holder = mine[inside], holder[inside]
         own = within.covered_ns(trace.ts_ns[mine], trace.ts_ns[mine] + 1) == 0
         mine, holder = mine[own], holder[own]
@@ -451,7 +451,7 @@ def cpu_phase_budgets(
         else:
             lasting = phases.host_spans(phase).clip(window.start_ns, window.end_ns)
         mine = rows[phases.of_collectives == phase]
-        comm = Spans.of(trace.ts_ns[mine], trace.end_ns[mine]).clip(window.start_ns, window.end_ns)
+        comm = trace.spans(mine).clip(window.start_ns, window.end_ns)
         found.append(_budget(phase, lasting.total_ns, compute & lasting, comm, compute))
     return tuple(budget for budget in found if _holds(budget))
 

@@ -56,11 +56,11 @@ def find_quiet(trace: Trace, events: GpuEvents, threads: npt.NDArray[np.int32]) 
     quiet, inside = Spans.of(begin, end), _operators(trace, threads)
     loading, compiling = Spans.of(begin[of_call], end[of_call]), Spans.of(begin[generated], end[generated])
     return Quiet(
-        loading=loading | Spans.of(trace.ts_ns[slow], trace.end_ns[slow]),
+        loading=loading | trace.spans(slow),
         compiling=compiling,
         operators=((quiet & inside) - loading - compiling).at_least(QUIET_NS),
         pauses=quiet - inside - loading - compiling,
-        long_launches=Spans.of(trace.ts_ns[others], trace.end_ns[others]),
+        long_launches=trace.spans(others),
     )
 
 
@@ -92,7 +92,7 @@ def _operators(trace: Trace, threads: npt.NDArray[np.int32]) -> Spans:
     rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & (trace.dur_ns >= QUIET_NS))
     rows = rows[trace.thread.among(threads, rows)]
     rows = rows[trace.named_among(rows, is_library_operator)]
-    return Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    return trace.spans(rows)
 
 
 def _within_one(trace: Trace, begin: Int64Array, launched: Int64Array) -> npt.NDArray[np.bool_]:

@@ -24,62 +24,15 @@ TOP_LEVEL = "<module>"
 
 FRAME = re.compile(r"^(?P<file>.+\.py)\((?P<line>\d+)\): (?P<function>.+)$")
 
-_LIBRARIES = frozenset(
-    {
-        *("torch", "torchvision", "torchaudio", "torchtext", "numpy", "scipy", "pandas", "sklearn", "PIL"),
-        *("transformers", "accelerate", "datasets", "tokenizers", "huggingface_hub", "deepspeed", "cv2"),
-        *(
-            "pytorch_lightning",
-            "lightning_fabric",
-            "lightning_utilities",
-            "torchmetrics",
-            "lightning",
-            "wandb",
-            "tensorboard",
-            "tensorboardX",
-            "mlflow",
-        ),
-        *(
-            "matplotlib",
-            "seaborn",
-            "plotly",
-            "polars",
-            "torchdata",
-            "timm",
-            "kornia",
-            "einops",
-            "joblib",
-            "dask",
-        ),
-        *(
-            "ray",
-            "boto3",
-            "botocore",
-            "s3fs",
-            "gcsfs",
-            "requests",
-            "urllib3",
-            "psutil",
-            "rich",
-            "yaml",
-            "zarr",
-        ),
-        *("msgpack", "orjson", "lmdb", "imageio", "skimage", "soundfile", "librosa", "nltk", "sentencepiece"),
-        *(
-            "tqdm",
-            "fsspec",
-            "pyarrow",
-            "h5py",
-            "webdataset",
-            "av",
-            "decord",
-            "albumentations",
-            "tracedoc",
-            "runpy",
-        ),
-        *("importlib", *sys.stdlib_module_names),
-    }
+_LIBRARY_NAMES = (
+    "torch torchvision torchaudio torchtext numpy scipy pandas sklearn PIL transformers accelerate "
+    "datasets tokenizers huggingface_hub deepspeed cv2 pytorch_lightning lightning_fabric "
+    "lightning_utilities torchmetrics lightning wandb tensorboard tensorboardX mlflow matplotlib seaborn "
+    "plotly polars torchdata timm kornia einops joblib dask ray boto3 botocore s3fs gcsfs requests "
+    "urllib3 psutil rich yaml zarr msgpack orjson lmdb imageio skimage soundfile librosa nltk "
+    "sentencepiece tqdm fsspec pyarrow h5py webdataset av decord albumentations tracedoc runpy"
 )
+_LIBRARIES = frozenset((*sys.stdlib_module_names, *_LIBRARY_NAMES.split()))
 """A function of the script that calls one of these is named, not the library's own function."""
 
 _INSTALLED = re.compile(r"-packages/|/lib/python3\.|tracedoc/collector/|^<")
@@ -154,7 +107,7 @@ def _is_a_pass(timeline: RankTimeline, place: CodePlace) -> bool:
     if place.file or window is None or activity is None:
         return False
     rows = trace.rows_named(lambda name: name == place.function, Kind.ANNOTATION)
-    ranges = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    ranges = trace.spans(rows)
     if timeline.is_cpu:
         compute = activity.compute.clip(window.start_ns, window.end_ns)
         return (compute & ranges).total_ns >= PASS_SHARE * compute.total_ns
@@ -165,10 +118,9 @@ def _is_a_pass(timeline: RankTimeline, place: CodePlace) -> bool:
 
 def place_around(trace: Trace, row: int) -> CodePlace | None:
     """Return the innermost function or named range of the script that holds a host row, if any does."""
-    kinds = is_among(trace.kind, np.array([int(Kind.PYTHON), int(Kind.ANNOTATION)], dtype=trace.kind.dtype))
-    holding = kinds & (trace.thread == trace.thread[row])
-    holding &= (trace.ts_ns <= trace.ts_ns[row]) & (trace.end_ns >= trace.end_ns[row])
-    rows = np.flatnonzero(holding)
+    rows = trace.rows(Kind.PYTHON, Kind.ANNOTATION)
+    rows = rows[trace.end_ns[rows] >= trace.end_ns[row]]
+    rows = rows[(trace.ts_ns[rows] <= trace.ts_ns[row]) & (trace.thread[rows] == trace.thread[row])]
     for one in rows[np.argsort(trace.dur_ns[rows], kind="stable")].tolist():
         if (place := place_of_row(trace, one)) is not None:
             return place

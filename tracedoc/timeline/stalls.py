@@ -132,9 +132,7 @@ def large_host_copies(timeline: RankTimeline) -> npt.NDArray[np.intp]:
 def cpu_optimizer_spans(timeline: RankTimeline) -> Spans:
     """Return the host time in optimizer ranges that launch hardly any work; empty without links."""
     trace, events = timeline.trace, timeline.events
-    rows = trace.rows_named(
-        lambda name: vocabulary.optimizer_step_class(name) is not None, Kind.ANNOTATION, Kind.CPU_OP
-    )
+    rows = trace.rows_named(vocabulary.optimizer_step_class, Kind.ANNOTATION, Kind.CPU_OP)
     rows = rows[trace.dur_ns[rows] >= CPU_OPTIMIZER_NS]
     linked = events.linked & (events.classes == COMPUTE)
     if rows.size == 0 or not linked.any():

@@ -19,7 +19,6 @@ from tracedoc.timeline.launches import Rows, launched_before
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_ms, format_percent
 
 BEFORE = -1
@@ -115,10 +114,7 @@ def _unmarked(trace: Trace, last: HostStep, last_ns: int) -> tuple[HostStep, ...
 
     It launches at least :data:`GOES_ON` of what the last one did.
     """
-    calls = trace.rows_named(
-        lambda name: vocabulary.runtime_role(name) in (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH),
-        Kind.RUNTIME,
-    )
+    calls = trace.rows_named(vocabulary.launches, Kind.RUNTIME)
     begin, end = np.searchsorted(trace.ts_ns[calls], (last.start_ns, last.end_ns))
     if not last.finished or end == begin or calls.size - end < GOES_ON * (end - begin):
         return ()
@@ -178,13 +174,10 @@ def fill_unlinked(events: GpuEvents, values: npt.NDArray[np.int64]) -> npt.NDArr
 
 def _fill_lane(step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     known = np.flatnonzero(linked)
-    filled = np.full(step.size, BEFORE, dtype=np.int64)
     if known.size == 0:
-        return filled
-    position = np.arange(step.size)
-    following = np.searchsorted(known, position, side="left")
-    source = known[np.minimum(following, known.size - 1)]
-    filled[:] = step[source]
+        return np.full(step.size, BEFORE, dtype=np.int64)
+    following = np.searchsorted(known, np.arange(step.size))
+    filled = step[known[np.minimum(following, known.size - 1)]].astype(np.int64)
     filled[: known[0]] = BEFORE
     return filled
 
@@ -257,22 +250,14 @@ class _NamedRows(msgspec.Struct, frozen=True, eq=False):
 
 
 def _named_rows(trace: Trace) -> _NamedRows:
-    """Classify each distinct name once, then pick the host rows."""
-    roles = np.zeros(len(trace.names), dtype=np.int8)
-    for index, name in enumerate(trace.names):
-        if vocabulary.step_number(name) is not None:
-            roles[index] = 1
-        elif vocabulary.optimizer_step_class(name) is not None:
-            roles[index] = 2
-        elif vocabulary.is_zero_grad(name):
-            roles[index] = 3
-        elif vocabulary.data_loader(name) is not None:
-            roles[index] = 4
-        elif vocabulary.is_backward_node(name):
-            roles[index] = 5
-    return _NamedRows(
-        *(trace.rows_of_names(roles == wanted, Kind.ANNOTATION, Kind.CPU_OP) for wanted in range(1, 6))
+    tests = (
+        vocabulary.is_step,
+        vocabulary.optimizer_step_class,
+        vocabulary.is_zero_grad,
+        vocabulary.data_loader,
+        vocabulary.is_backward_node,
     )
+    return _NamedRows(*trace.rows_by_first(tests, Kind.ANNOTATION, Kind.CPU_OP))
 
 
 def _host_end_ns(trace: Trace) -> int:

@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.spans import Spans
 from tracedoc.timeline.activity import is_library_operator
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import CollectiveOp
@@ -210,7 +209,7 @@ def _is_fsdp2(name: str, role: str) -> bool:
 def _held(trace: Trace, matches: Callable[[str], bool], times: npt.NDArray[np.int64]) -> list[bool]:
     """Mask of the times inside host ranges of such names, on any thread."""
     rows = trace.rows_named(matches)
-    spans = Spans.of(trace.ts_ns[rows], trace.end_ns[rows])
+    spans = trace.spans(rows)
     return [bool(held) for held in spans.covered_ns(times, times + 1)]
 
 

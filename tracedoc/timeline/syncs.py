@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans, in_order
-from tracedoc.timeline.activity import GpuEvents
+from tracedoc.timeline.activity import GpuEvents, is_library
 from tracedoc.timeline.lags import CLOCKS_NS
 from tracedoc.timeline.launches import Rows
 from tracedoc.trace import vocabulary
@@ -49,9 +49,6 @@ SPELLINGS: dict[str, str] = {
 }
 """How the operator, or with no operator around it the call, is usually written in Python."""
 
-WRAPPERS = frozenset({"autograd", "torch", "c10d", "_c10d_functional"})
-"""Namespaces of operators that only call others: the one that causes the sync is inside them."""
-
 
 class Syncs(msgspec.Struct, frozen=True, eq=False):
     """The waits of the launching threads, in time order within each thread.
@@ -90,8 +87,7 @@ def find_syncs(
     rows = _blocking_rows(trace, events)
     if rows.size == 0:
         return Syncs.none()
-    order, opens = _waits(trace, events, rows)
-    rows = order
+    rows, opens = _waits(trace, events, rows)
     first = np.flatnonzero(opens)
     starts = trace.ts_ns[rows]
     ends = starts + trace.dur_ns[rows]
@@ -219,21 +215,11 @@ def wait_causes(trace: Trace, rows: Rows) -> list[WaitCause]:
 
 def _wait_cause(call: str, operators: list[str], ranges: list[str], frames: list[str]) -> WaitCause:
     library = [name for name in operators if is_library(name)]
-    shown = [
-        name
-        for name in ranges
-        if vocabulary.step_number(name) is None and not name.startswith(("nccl:", "##"))
-    ]
+    shown = [name for name in ranges if not vocabulary.is_step(name) and not name.startswith(("nccl:", "##"))]
     operator = library[0] if library else (operators[-1] if operators else call)
     calling = (name for name in reversed(frames) if ".py(" in name)
     line = next((name for name in calling if not vocabulary.works_for_the_model(name)), "")
     return WaitCause(operator, call, shown[-1] if shown else "", line)
-
-
-def is_library(name: str) -> bool:
-    """True for an operator of a library (``aten::item``), not for one that only holds others."""
-    namespace, separator, _ = name.partition("::")
-    return bool(separator) and namespace not in WRAPPERS
 
 
 def _enclosing(trace: Trace, inner: Rows, kind: Kind, lookback: int = LOOKBACK) -> list[Names]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.errors import InputError, TraceLimit
 from tracedoc.trace.chunks import Outcome
@@ -20,20 +21,19 @@ from tracedoc.trace.columns import (
     SyncRecords,
     Thread,
     Trace,
-    TraceInfo,
 )
 from tracedoc.trace.compact import NO_ID, Coded, Growing, GrowingIds, Sparse, narrowest
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.events import IMPOSSIBLE
 from tracedoc.trace.horizon import check_unit, cut_at, first_of_each, without_length
 from tracedoc.trace.metadata import (
-    Header,
     as_int,
     as_text,
+    base_ns_of,
     element_count,
     rank_count,
     rank_list,
-    read_header,
+    read_info,
     vendor_of_calls,
 )
 from tracedoc.trace.part import Part, number_of
@@ -112,7 +112,7 @@ class Columns:
 
     def trace(self, path: str, outcome: Outcome, reader: PythonReader, limits: list[TraceLimit]) -> Trace:
         """Return the finished trace, sorted by start time."""
-        header = read_header(outcome.metadata)
+        info = read_info(path, outcome.metadata)
         heads, names = self._take("head"), tuple(category_text(name) for name in self._heads.names)
         kind = np.array(self._heads.kind, dtype=np.uint8)[heads]
         ts, dur = self._take("ts"), self._take("dur")
@@ -135,11 +135,11 @@ class Columns:
             )
         if not kept.any():
             raise InputError(f"{path} holds no event that can be used", "record it again with torch.profiler")
-        ts = _since_the_epoch(ts, header.base_ns)
+        ts = _since_the_epoch(ts, base_ns_of(outcome.metadata))
         known_until = None
         if not outcome.closed:
             thread = np.array(self._heads.thread, dtype=np.int32)[heads[kept]]
-            peers = bool(header.backend) or (header.world_size or 1) > 1
+            peers = bool(info.backend) or (info.world_size or 1) > 1
             known_until = cut_at(kind[kept], ts[kept], thread, peers=peers, named=self._names_more_threads())
         keep = np.argsort(ts, kind="stable")
         if not kept.all():
@@ -169,8 +169,17 @@ class Columns:
         codes, values, grids = self._where(heads)
         codes = codes[keep]
         name = np.array(self._heads.name, dtype=narrowest(NO_ID, len(names)))[heads[keep]]
+        called = distinct(name[kind == Kind.RUNTIME])
         return Trace(
-            info=self._info(path, header, outcome, reader, names, kind, name, known_until, shapes),
+            info=replace(
+                info,
+                has_shapes=info.has_shapes or any(shape.dims for shape in shapes.kinds),
+                has_memory=info.has_memory or any(traits & COUNTED for traits in self._heads.traits),
+                vendor=info.vendor or vendor_of_calls(names[one] for one in called.tolist()),
+                reader=reader.name,
+                truncated=outcome.truncated,
+                known_until_ns=known_until,
+            ),
             ts_ns=ts,
             dur_ns=dur,
             name=name,
@@ -279,8 +288,7 @@ class Columns:
         return any(one not in seen and name[:6] != "stream" for one, name in self._thread_names.items())
 
     def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[TraceLimit]:
-        counts = np.bincount(kind, minlength=len(Kind))
-        if not counts[Kind.ACCELERATOR] or counts[Kind.KERNEL]:
+        if not (kind == Kind.ACCELERATOR).any() or (kind == Kind.KERNEL).any():
             return []
         present = sorted(
             category_text(c) for c in self.categories if kind_of(category_text(c)) is Kind.ACCELERATOR
@@ -293,42 +301,6 @@ class Columns:
                 "nothing is said about this rank's device time",
             )
         ]
-
-    def _info(
-        self,
-        path: str,
-        header: Header,
-        outcome: Outcome,
-        reader: PythonReader,
-        names: tuple[str, ...],
-        kind: npt.NDArray[np.uint8],
-        name: npt.NDArray[np.int32],
-        known_until_ns: int | None,
-        shapes: ShapeTable,
-    ) -> TraceInfo:
-        vendor = header.vendor
-        if not vendor:
-            called = distinct(name[kind == Kind.RUNTIME])
-            vendor = vendor_of_calls(names[i] for i in called.tolist())
-        return TraceInfo(
-            source=path,
-            rank=header.rank,
-            world_size=header.world_size,
-            backend=header.backend,
-            host=header.host,
-            devices=header.devices,
-            groups=header.groups,
-            group_count=header.group_count,
-            has_shapes=header.has_shapes or any(shape.dims for shape in shapes.kinds),
-            has_memory=header.has_memory or any(traits & COUNTED for traits in self._heads.traits),
-            vendor=vendor,
-            nccl_version=header.nccl_version,
-            raw_bytes=outcome.raw_bytes,
-            events_read=reader.read,
-            reader=reader.name,
-            truncated=outcome.truncated,
-            known_until_ns=known_until_ns,
-        )
 
 
 def _doubled(path: str, count: int) -> TraceLimit:
@@ -365,15 +337,11 @@ def _collective(args: CollectiveFields) -> CollectiveArgs:
         out_elements=element_count(args.out_elements),
         dtype=as_text(args.dtype),
         group_name=as_text(group),
-        group_description=as_text(args.group_description),
         group_ranks=rank_list(args.group_ranks),
         group_size=rank_count(args.group_size, least=0),
         seq=as_int(args.seq),
-        comms_id=as_text(args.comms_id),
         src_rank=as_int(args.src_rank),
         dst_rank=as_int(args.dst_rank),
-        in_split=as_text(args.in_split),
-        out_split=as_text(args.out_split),
     )
 
 

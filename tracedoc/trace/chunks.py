@@ -72,7 +72,6 @@ class Outcome(msgspec.Struct):
     truncated: bool = False
     closed: bool = False  # the end of the events was read
     raw_bytes: int = 0
-    end_of_events: int = 0
     skipped: int = 0
     first_skipped: int | None = None
     gave_up_at: int | None = None
@@ -330,7 +329,6 @@ class _Cutter:
                     limit = comma
                 continue
             self._start = comma
-            self._outcome.end_of_events = self._offset + comma
             if not failures:
                 self._reach = min(2 * self._reach, sys.maxsize)
             self._setback = 1
@@ -367,7 +365,6 @@ class _Cutter:
         position = found.start()
         if self._buffer[position] == ord("]"):
             self._start = position + 1
-            self._outcome.end_of_events = self._offset + self._start
             return "closed"
         stop = self._element_end(position)
         if stop is not None:
@@ -430,7 +427,6 @@ class _Cutter:
         return "taken"
 
     def _go_behind(self, stop: int) -> None:
-        self._outcome.end_of_events = self._offset + stop
         after = self._skip_space(stop)
         comma = after < self._end and self._buffer[after] == ord(",")
         self._start = after if comma else after - 1

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tracedoc.errors import TraceLimit
+from tracedoc.spans import Spans
 from tracedoc.trace.compact import NO_ID as NO_ID
 from tracedoc.trace.compact import Coded, Sparse
 from tracedoc.trace.distinct import RowLookup, distinct, is_among
@@ -75,15 +76,11 @@ class CollectiveArgs(msgspec.Struct, frozen=True):
     out_elements: int | None = None
     dtype: str = ""
     group_name: str = ""
-    group_description: str = ""
     group_ranks: tuple[int, ...] = ()
     group_size: int | None = None
     seq: int | None = None
-    comms_id: str = ""
     src_rank: int | None = None
     dst_rank: int | None = None
-    in_split: str = ""
-    out_split: str = ""
 
 
 class Shapes(msgspec.Struct, frozen=True):
@@ -150,9 +147,6 @@ class TraceInfo(msgspec.Struct, frozen=True):
     has_shapes: bool = False
     has_memory: bool = False
     vendor: str = ""  # "nvidia", "amd", or "" where nothing in the file shows it
-    nccl_version: str = ""
-    raw_bytes: int = 0  # decompressed size that was read
-    events_read: int = 0  # whole events in the file, of every phase
     reader: str = ""  # what read it: "native" or "python"
     truncated: bool = False
     known_until_ns: int | None = None  # of a file that is cut off: behind it events may be missing
@@ -183,6 +177,15 @@ class SyncRecords(msgspec.Struct, frozen=True, eq=False):
     rows: npt.NDArray[np.intp]
     wait_on_stream: npt.NDArray[np.int64]
     record_correlation: npt.NDArray[np.int64]
+
+
+Few = TypeVar("Few", MemoryCounters, SyncRecords)
+
+
+def _until(table: Few, count: int) -> Few:
+    """What a table says of the rows below ``count``."""
+    first = slice(int(np.searchsorted(table.rows, count)))
+    return type(table)(*(getattr(table, name)[first] for name in table.__struct_fields__))
 
 
 Int64Column = npt.NDArray[np.int64]
@@ -258,16 +261,6 @@ class Trace:
         count = int(np.searchsorted(self.ts_ns, end_ns))
         if count == len(self) and (count == 0 or int(self.end_ns.max()) <= end_ns):
             return self
-        memory, syncs = self.memory, self.syncs
-        if memory is not None:
-            first = slice(int(np.searchsorted(memory.rows, count)))
-            memory = MemoryCounters(
-                memory.rows[first], memory.device[first], memory.allocated[first], memory.reserved[first]
-            )
-        if syncs is not None:
-            first = slice(int(np.searchsorted(syncs.rows, count)))
-            streams, recorded_by = syncs.wait_on_stream[first], syncs.record_correlation[first]
-            syncs = SyncRecords(syncs.rows[first], streams, recorded_by)
         return replace(
             self,
             ts_ns=self.ts_ns[:count],
@@ -283,8 +276,8 @@ class Trace:
             nbytes=self.nbytes.first(count),
             collectives={row: args for row, args in self.collectives.items() if row < count},
             shapes=self.shapes.until(count),
-            memory=memory,
-            syncs=syncs,
+            memory=self.memory and _until(self.memory, count),
+            syncs=self.syncs and _until(self.syncs, count),
         )
 
     def rows(self, *kinds: Kind) -> npt.NDArray[np.intp]:
@@ -314,6 +307,21 @@ class Trace:
     def rows_of_names(self, chosen: npt.NDArray[np.bool_], *kinds: Kind) -> npt.NDArray[np.intp]:
         """Return the rows of the names that ``chosen`` marks, as :meth:`named` does, in time order."""
         return self._lookup.of_names(chosen, kinds)
+
+    def rows_by_first(
+        self, tests: Iterable[Callable[[str], object]], *kinds: Kind
+    ) -> list[npt.NDArray[np.intp]]:
+        """The rows of the names that each test fits and none before it, in time order."""
+        left, found = np.ones(max(len(self.names), 1), dtype=bool), []
+        for fits in tests:
+            mine = left & self.named(fits)
+            left &= ~mine
+            found.append(self.rows_of_names(mine, *kinds))
+        return found
+
+    def spans(self, rows: npt.NDArray[np.integer] | list[int]) -> Spans:
+        """When any of some events lasts."""
+        return Spans.of(self.ts_ns[rows], self.end_ns[rows])
 
     def named_among(
         self, rows: npt.NDArray[np.intp], matches: Callable[[str], object]

@@ -7,6 +7,7 @@ import re
 import struct
 from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
+from enum import IntEnum
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -52,6 +53,7 @@ FRAME = "python_function"
 """The category of Python frames."""
 
 LONG_FRAME_US = 10.0
+"""A frame that tells whose code runs is kept from this length on: one call of many may be as short."""
 _OWN_FRAME = re.compile(
     r"(?:.*/)?(?:runpy\.py|threading\.py|contextlib\.py|importlib|"
     r"lib/python3\.\d+/\w+\.py)(?:/|\(|$)|<|nn\.Module: "
@@ -91,17 +93,21 @@ class Decoded(msgspec.Struct, frozen=True):
     collectives: dict[int, CollectiveFields]
 
 
+class Frames(IntEnum):
+    """Which Python frames are kept: ``LONG`` are those that can be where a person's code waits."""
+
+    NONE = 0
+    LONG = 1
+    ALL = 2
+
+
 class EventDecoder:
-    """Turns event text into events with times.
+    """Turns event text into events with times; ``read`` counts the elements of every phase."""
 
-    ``read`` counts the elements of every phase. Python frames are left out unless asked for; with
-    ``long_frames`` those are kept that can be where a person's code waits (:func:`_is_long_frame`).
-    """
-
-    def __init__(self, *, python_functions: bool, long_frames: bool = False) -> None:
+    def __init__(self, frames: Frames) -> None:
         self.read = 0
-        self._left_out = {LEFT_OUT} if python_functions else {LEFT_OUT, FRAME}
-        self._keep_long = long_frames and not python_functions
+        self._left_out = {LEFT_OUT} if frames is Frames.ALL else {LEFT_OUT, FRAME}
+        self._keep_long = frames is Frames.LONG
         self._known = True
         self._exact = False
 
@@ -168,7 +174,7 @@ class EventDecoder:
                 e
                 for e in elements
                 if e.cat not in left_out
-                or (type(e) is Complete and e.cat == FRAME and _is_long_frame(e.name, e.dur))
+                or (type(e) is Complete and e.cat == FRAME and e.dur >= LONG_FRAME_US and tells_whose(e.name))
             ]
         else:
             kept = [e for e in elements if e.cat not in left_out]
@@ -280,11 +286,6 @@ def _loose_metadata(item: dict[str, Any]) -> Metadata:
     args = item.get("args")
     name = args.get("name", "") if isinstance(args, dict) else ""
     return Metadata(item.get("name", ""), item.get("pid", -1), item.get("tid", -1), MetadataArgs(name))
-
-
-def _is_long_frame(name: Any, dur: float) -> bool:
-    """True for a frame of 10 us or more that tells whose code runs: one call of many may be as short."""
-    return dur >= LONG_FRAME_US and tells_whose(name)
 
 
 def tells_whose(name: Any) -> bool:

@@ -15,69 +15,45 @@ import msgspec
 
 _EVALUATION = "autograd::engine::evaluate_function"
 
-_FORWARD_WRAPPER = re.compile(
-    r"(?:DistributedDataParallel|DataParallel|CustomFSDP)\.forward$"
-    r"|FullyShardedDataParallel\.(?:forward|_root_pre_forward|_pre_forward)$"
-    r"|FSDP::(?:root_pre_forward|pre_forward)\b"
-    r"|(?:Pre|Post)BackwardFunction(?:ForModule|Module)?$"
-    r"|Torch-Compiled Region|CompiledFunction$|## Call CompiledFxGraph"
-)
-_FORWARD_OPERATOR = re.compile(
-    r"aten::(?:linear|conv[123]d|batch_norm|layer_norm|rms_norm|group_norm|instance_norm|dropout|embedding"
-    r"|embedding_bag|scaled_dot_product_attention|cross_entropy_loss|multi_head_attention_forward|lstm|gru)$"
-    r"|LinearFunctionForZeroStage3$"
-)
-_ZERO3_HOOK = re.compile(
-    r"(?:(?:Pre|Post)BackwardFunction(?:ForModule|Module)?|LinearFunctionForZeroStage3)$"
-)
-_REDUCER = r"torch\.distributed\.ddp\.reducer::|torch::distributed::reducer::"
-_BACKWARD_TAIL = re.compile(
-    rf"{_REDUCER}"
-    r"|FSDP::(?:post_backward|root_post_backward)"
-    r"|FullyShardedDataParallel\._post_backward"
-)
-_OPTIMIZER_LABEL = re.compile(r"[#\s]*(?:optimizer|optim)(?:[ _.]step)?[#\s]*$", re.IGNORECASE)
-
 
 def is_evaluation(name: str) -> bool:
     """True for the engine's range around one node of the backward graph (torch 1.9+)."""
     return name.startswith(_EVALUATION)
 
 
-def is_forward_wrapper(name: str) -> bool:
-    """True for a range of a wrapper's forward pass: the pass has begun where one starts."""
-    return _FORWARD_WRAPPER.match(name) is not None
+is_forward_wrapper = re.compile(
+    r"(?:DistributedDataParallel|DataParallel|CustomFSDP)\.forward$"
+    r"|FullyShardedDataParallel\.(?:forward|_root_pre_forward|_pre_forward)$"
+    r"|FSDP::(?:root_pre_forward|pre_forward)\b"
+    r"|(?:Pre|Post)BackwardFunction(?:ForModule|Module)?$"
+    r"|Torch-Compiled Region|CompiledFunction$|## Call CompiledFxGraph"
+).match
+"""True for a range of a wrapper's forward pass: the pass has begun where one starts."""
 
+is_forward_operator = re.compile(
+    r"aten::(?:linear|conv[123]d|batch_norm|layer_norm|rms_norm|group_norm|instance_norm|dropout|embedding"
+    r"|embedding_bag|scaled_dot_product_attention|cross_entropy_loss|multi_head_attention_forward|lstm|gru)$"
+    r"|LinearFunctionForZeroStage3$"
+).match
+"""True for a composite operator of the forward pass.
 
-def is_forward_operator(name: str) -> bool:
-    """True for a composite operator of the forward pass.
+The backward graph never calls these itself: inside one of its nodes they are recomputation.
+"""
 
-    The backward graph never calls these itself: inside one of its nodes they are recomputation.
-    """
-    return _FORWARD_OPERATOR.match(name) is not None
+_REDUCER = r"torch\.distributed\.ddp\.reducer::|torch::distributed::reducer::"
 
+is_backward_tail = re.compile(
+    rf"{_REDUCER}"
+    r"|FSDP::(?:post_backward|root_post_backward)"
+    r"|FullyShardedDataParallel\._post_backward"
+).match
+"""True for a range that ends a backward pass after its last node: buckets copied back, shards freed."""
 
-def is_zero3_hook(name: str) -> bool:
-    """True for a module hook of DeepSpeed's ZeRO-3."""
-    return _ZERO3_HOOK.match(name) is not None
+is_bucket_copy = re.compile(rf"(?:{_REDUCER})(?:mul_out|copy_bucket_to_grad)$").match
+"""True for a range in which DistributedDataParallel brings a gradient into its bucket, or back."""
 
-
-def is_backward_tail(name: str) -> bool:
-    """True for a range that ends a backward pass after its last node: buckets copied back, shards freed."""
-    return _BACKWARD_TAIL.match(name) is not None
-
-
-_BUCKET_COPY = re.compile(rf"(?:{_REDUCER})(?:mul_out|copy_bucket_to_grad)$")
-
-
-def is_bucket_copy(name: str) -> bool:
-    """True for a range in which DistributedDataParallel brings a gradient into its bucket, or back."""
-    return _BUCKET_COPY.match(name) is not None
-
-
-def is_optimizer_label(name: str) -> bool:
-    """True for a user's own label of the optimizer's step: ``## optimizer ##``."""
-    return _OPTIMIZER_LABEL.match(name) is not None
+is_optimizer_label = re.compile(r"[#\s]*(?:optimizer|optim)(?:[ _.]step)?[#\s]*$", re.IGNORECASE).match
+"""True for a user's own label of the optimizer's step: ``## optimizer ##``."""
 
 
 def is_parameter_gather(name: str) -> bool:

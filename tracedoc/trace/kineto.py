@@ -13,6 +13,7 @@ from tracedoc.errors import InputError, TraceLimit
 from tracedoc.trace.assemble import Columns
 from tracedoc.trace.chunks import NotJson, Outcome, cut
 from tracedoc.trace.columns import Trace
+from tracedoc.trace.events import Frames
 from tracedoc.trace.reader import PythonReader, make_reader
 from tracedoc.trace.source import Source, open_stream
 from tracedoc.trace.tables import Tables, category_text
@@ -49,7 +50,8 @@ def read_trace(
         with opened as file:
             source = Source(name, file, on_bytes, max_bytes)
             tables = Tables()
-            reader = make_reader(tables, python_functions=python_functions, long_frames=long_frames)
+            frames = Frames.ALL if python_functions else Frames.LONG if long_frames else Frames.NONE
+            reader = make_reader(tables, frames)
             return _read(source, reader, Columns(tables), strict=strict)
     finally:
         if collecting:
@@ -77,7 +79,7 @@ def _read(source: Source, reader: PythonReader, columns: Columns, *, strict: boo
         raise _not_json(source, problem.head) from None
     outcome.truncated = outcome.truncated or source.damaged
     _check_it_is_a_trace(source.path, outcome, columns, reader.read - columns.descriptions)
-    limits = _damage_limits(source.path, outcome, reader.read, columns)
+    limits = _damage_limits(source.path, outcome, reader.read)
     trace = columns.trace(source.path, outcome, reader, limits)
     lost = [limit for limit in trace.limits if limit.code in _DAMAGE]
     if strict and lost:
@@ -88,6 +90,22 @@ def _read(source: Source, reader: PythonReader, columns: Columns, *, strict: boo
 # What is wrong with a file, in the user's words.
 
 
+_OTHER_TEXTS = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the trace itself", "fetch the file: git lfs pull"),
+    (b"\xff\xfe", "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"),
+    (b"\xfe\xff", "UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"),
+    (b"\x1f\x8b", "gzipped twice", "unpack it once: gunzip"),
+    (b"<", "an HTML or XML page, not a trace", "download the raw file, not its page"),
+    (
+        b"\x80",
+        "a pickle, and no dump of the flight recorder, which holds plain values only",
+        "nothing in it was run; pass the dump as PyTorch wrote it, or a trace",
+    ),
+    (b"", "not JSON", "pass a trace that torch.profiler exported (.json or .json.gz)"),
+)
+"""How files begin that are no JSON, what they are, and what helps."""
+
+
 def _not_json(source: Source, head: bytes) -> InputError:
     path = source.path
     if not head and source.damaged:
@@ -96,24 +114,8 @@ def _not_json(source: Source, head: bytes) -> InputError:
         return InputError(
             f"{path} is empty", "the job may have ended before it could export; record it again"
         )
-    if head.startswith(b"version https://git-lfs"):
-        return InputError(
-            f"{path} is a Git LFS pointer, not the trace itself", "fetch the file: git lfs pull"
-        )
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return InputError(f"{path} is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8")
-    if head.startswith(b"\x1f\x8b"):
-        return InputError(f"{path} is gzipped twice", "unpack it once: gunzip")
-    if head.startswith(b"<"):
-        return InputError(
-            f"{path} is an HTML or XML page, not a trace", "download the raw file, not its page"
-        )
-    if head.startswith(b"\x80"):
-        return InputError(
-            f"{path} is a pickle, and no dump of the flight recorder, which holds plain values only",
-            "nothing in it was run; pass the dump as PyTorch wrote it, or a trace",
-        )
-    return InputError(f"{path} is not JSON", "pass a trace that torch.profiler exported (.json or .json.gz)")
+    what, advice = next((what, advice) for begin, what, advice in _OTHER_TEXTS if head.startswith(begin))
+    return InputError(f"{path} is {what}", advice)
 
 
 _OTHER_WRITERS = (
@@ -171,45 +173,32 @@ def _check_it_is_a_trace(path: str, outcome: Outcome, columns: Columns, events: 
         )
 
 
-def _damage_limits(path: str, outcome: Outcome, events: int, columns: Columns) -> list[TraceLimit]:
-    limits = []
+def _damage_limits(path: str, outcome: Outcome, events: int) -> list[TraceLimit]:
+    places = "place" if outcome.skipped == 1 else "places"
+    found = (
+        (
+            outcome.skipped,
+            f"what is not valid JSON was skipped in {outcome.skipped:,} {places}, the first at byte "
+            f"{outcome.first_skipped or 0:,}; {events:,} whole events were read",
+            "what they recorded is missing",
+        ),
+        (
+            outcome.gave_up_at is not None,
+            f"a long stretch holds no event; nothing was read behind byte {outcome.gave_up_at or 0:,}",
+            "what stands at the end of the file is unknown",
+        ),
+        (
+            outcome.second_at is not None,
+            f"another JSON text begins at byte {outcome.second_at or 0:,}, and was not read",
+            "what it recorded is missing",
+        ),
+    )
+    limits = [TraceLimit("damaged-events", path, what, effect) for is_so, what, effect in found if is_so]
     if outcome.truncated:
-        limits.append(
-            TraceLimit(
-                "truncated-trace",
-                "",
-                f"{path} ends in the middle of an event or of its metadata "
-                f"(byte {outcome.raw_bytes:,}); {events:,} whole events were read",
-                "the last step is incomplete, and what stands at the end of the file is unknown",
-            )
+        what = (
+            f"{path} ends in the middle of an event or of its metadata (byte {outcome.raw_bytes:,}); "
+            f"{events:,} whole events were read"
         )
-    if outcome.skipped:
-        limits.append(
-            TraceLimit(
-                "damaged-events",
-                path,
-                f"what is not valid JSON was skipped in {outcome.skipped:,} "
-                f"{'place' if outcome.skipped == 1 else 'places'}, "
-                f"the first at byte {outcome.first_skipped or 0:,}; {events:,} whole events were read",
-                "what they recorded is missing",
-            )
-        )
-    if outcome.gave_up_at is not None:
-        limits.append(
-            TraceLimit(
-                "damaged-events",
-                path,
-                f"a long stretch holds no event; nothing was read behind byte {outcome.gave_up_at:,}",
-                "what stands at the end of the file is unknown",
-            )
-        )
-    if outcome.second_at is not None:
-        limits.append(
-            TraceLimit(
-                "damaged-events",
-                path,
-                f"another JSON text begins at byte {outcome.second_at:,}, and was not read",
-                "what it recorded is missing",
-            )
-        )
+        effect = "the last step is incomplete, and what stands at the end of the file is unknown"
+        limits.insert(0, TraceLimit("truncated-trace", "", what, effect))
     return limits

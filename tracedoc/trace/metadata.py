@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-import msgspec
-
-from tracedoc.trace.columns import Device, ProcessGroup
+from tracedoc.trace.columns import Device, ProcessGroup, TraceInfo
 
 _VENDOR_KEYS = (
     ("hip_", "amd"),
@@ -31,44 +29,30 @@ _MOST_ELEMENTS = 1 << 39
 """More elements than any GPU can hold. Their bytes, gathered from a million ranks, fit 64 bits."""
 
 
-class Header(msgspec.Struct, frozen=True):
-    """The top-level keys of a trace, typed; what is absent or malformed is ``None`` or empty."""
-
-    rank: int | None
-    world_size: int | None
-    backend: str
-    nccl_version: str
-    groups: tuple[ProcessGroup, ...]
-    group_count: int | None
-    devices: tuple[Device, ...]
-    host: str
-    base_ns: int
-    has_shapes: bool
-    has_memory: bool
-    vendor: str
-
-
-def read_header(metadata: Mapping[str, object]) -> Header:
-    """Return the typed header of the top-level keys; unknown keys are ignored."""
+def read_info(path: str, metadata: Mapping[str, object]) -> TraceInfo:
+    """What the top-level keys of a trace say; what is absent or malformed is ``None`` or empty."""
     job = metadata.get("distributedInfo")
     job = job if isinstance(job, dict) else {}
     devices = tuple(_devices(metadata.get("deviceProperties")))
-    base = as_int(metadata.get("baseTimeNanoseconds"))
-    return Header(
+    return TraceInfo(
+        source=path,
         rank=rank_count(job.get("rank"), least=0),
         world_size=rank_count(job.get("world_size"), least=1),
         backend=as_text(job.get("backend")),
-        nccl_version=as_text(job.get("nccl_version")),
         groups=tuple(_groups(job.get("pg_config"))),
         group_count=as_int(job.get("pg_count")),
         devices=devices,
         host=as_text(metadata.get("host_name")),
-        # A base beyond int64 nanoseconds is damage; times then count from the file's own origin.
-        base_ns=base if base is not None and 0 <= base < 4_000_000_000_000_000_000 else 0,
         has_shapes=bool(metadata.get("record_shapes")),
         has_memory=bool(metadata.get("profile_memory")),
         vendor=_vendor(metadata, devices),
     )
+
+
+def base_ns_of(metadata: Mapping[str, object]) -> int:
+    """The time from which a trace counts, in ns since 1970; 0, its own origin, where none can be."""
+    base = as_int(metadata.get("baseTimeNanoseconds"))
+    return base if base is not None and 0 <= base < 4_000_000_000_000_000_000 else 0
 
 
 def rank_count(value: object, *, least: int) -> int | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tracedoc.errors import InputError
 from tracedoc.trace.chunks import LONGEST_PATIENCE
-from tracedoc.trace.events import EventDecoder
+from tracedoc.trace.events import EventDecoder, Frames
 from tracedoc.trace.part import Part, decoded_part
 from tracedoc.trace.scan import ChunkScanner
 from tracedoc.trace.tables import Tables
@@ -18,9 +18,9 @@ class PythonReader:
 
     name = "python"
 
-    def __init__(self, tables: Tables, *, python_functions: bool, long_frames: bool) -> None:
+    def __init__(self, tables: Tables, frames: Frames) -> None:
         self._tables = tables
-        self._decoder = EventDecoder(python_functions=python_functions, long_frames=long_frames)
+        self._decoder = EventDecoder(frames)
 
     @property
     def read(self) -> int:
@@ -45,11 +45,9 @@ class NativeReader(PythonReader):
 
     name = "native"
 
-    def __init__(self, scanner: Any, tables: Tables, *, python_functions: bool, long_frames: bool) -> None:
-        super().__init__(tables, python_functions=python_functions, long_frames=long_frames)
-        self._scanner = ChunkScanner(
-            scanner, tables, self._decoder, python_functions=python_functions, long_frames=long_frames
-        )
+    def __init__(self, scanner: Any, tables: Tables, frames: Frames) -> None:
+        super().__init__(tables, frames)
+        self._scanner = ChunkScanner(scanner, tables, self._decoder, frames)
         self._patience = 0  # chunks to decode before the scanner is tried again
         self._setback = 0
 
@@ -68,12 +66,10 @@ class NativeReader(PythonReader):
         return super().chunk(buffer, begin, end)
 
 
-def make_reader(tables: Tables, *, python_functions: bool, long_frames: bool) -> PythonReader:
+def make_reader(tables: Tables, frames: Frames) -> PythonReader:
     """Return the reader of this installation, or the one that the environment asks for."""
     scanner = scanner_type()
-    if scanner is None:
-        return PythonReader(tables, python_functions=python_functions, long_frames=long_frames)
-    return NativeReader(scanner, tables, python_functions=python_functions, long_frames=long_frames)
+    return PythonReader(tables, frames) if scanner is None else NativeReader(scanner, tables, frames)
 
 
 VARIABLE = "TRACEDOC_READER"

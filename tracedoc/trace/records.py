@@ -6,6 +6,8 @@ one. Arguments are few, because every event pays for each: what only collectives
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
@@ -51,14 +53,10 @@ class CollectiveFields(msgspec.Struct, gc=False, frozen=True):
     out_elements: Any = msgspec.field(name="Out msg nelems", default=None)
     group_size: Any = msgspec.field(name="Group size", default=None)
     dtype: Any = None
-    in_split: Any = msgspec.field(name="In split size", default=None)
-    out_split: Any = msgspec.field(name="Out split size", default=None)
     group_name: Any = msgspec.field(name="Process Group Name", default=None)
     group_id: Any = msgspec.field(name="Process Group ID", default=None)
-    group_description: Any = msgspec.field(name="Process Group Description", default=None)
     group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
     seq: Any = msgspec.field(name="Seq", default=None)
-    comms_id: Any = msgspec.field(name="Comms Id", default=None)
     src_rank: Any = msgspec.field(name="Src Rank", default=None)
     dst_rank: Any = msgspec.field(name="Dst Rank", default=None)
 
@@ -114,34 +112,12 @@ class Metadata(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
     args: MetadataArgs = MetadataArgs()
 
 
-class FlowStart(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
-    """``"ph": "s"``: redundant with correlation ids."""
-
-    cat: ClassVar[object] = LEFT_OUT
-
-
-class FlowEnd(msgspec.Struct, gc=False, tag_field="ph", tag="f"):
-    """``"ph": "f"``."""
-
-    cat: ClassVar[object] = LEFT_OUT
+def _left_out(phase: str) -> Any:
+    """The type of events of a phase that is of no use."""
+    namespace = {"cat": LEFT_OUT}
+    return msgspec.defstruct(f"LeftOut_{phase}", (), gc=False, tag_field="ph", tag=phase, namespace=namespace)
 
 
-class FlowStep(msgspec.Struct, gc=False, tag_field="ph", tag="t"):
-    """``"ph": "t"``."""
-
-    cat: ClassVar[object] = LEFT_OUT
-
-
-class Counter(msgspec.Struct, gc=False, tag_field="ph", tag="C"):
-    """``"ph": "C"``."""
-
-    cat: ClassVar[object] = LEFT_OUT
-
-
-class OldInstant(msgspec.Struct, gc=False, tag_field="ph", tag="I"):
-    """``"ph": "I"``: the deprecated spelling, which Kineto does not use."""
-
-    cat: ClassVar[object] = LEFT_OUT
-
-
-Untimed = Metadata | FlowStart | FlowEnd | FlowStep | Counter | OldInstant
+Untimed: Any = reduce(or_, map(_left_out, "sftCI"), Metadata)
+"""Events without a time: metadata, flows (redundant with correlation ids), counters, and instants in a
+deprecated spelling, which Kineto does not use."""

@@ -11,12 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.trace.compact import Growing
-from tracedoc.trace.events import FRAME, EventDecoder, collective_fields, tells_whose
+from tracedoc.trace.events import FRAME, EventDecoder, Frames, collective_fields, tells_whose
 from tracedoc.trace.part import Part
 from tracedoc.trace.records import Metadata
 from tracedoc.trace.tables import COUNTED, ON_GPU, SHAPED, WAITS, Tables, interned
 
-_NO_FRAMES, _LONG_FRAMES, _ALL_FRAMES = 0, 1, 2
 _REFUSED = 16
 _NO_HEAD = -1
 _ABSENT = ("", "", -1, -1)  # category, name, process and thread of an event that does not say
@@ -32,22 +31,13 @@ class ChunkScanner:
     here once, in order of appearance, so that both readers can take turns on one file.
     """
 
-    def __init__(
-        self,
-        scanner_type: Any,
-        tables: Tables,
-        decoder: EventDecoder,
-        *,
-        python_functions: bool,
-        long_frames: bool,
-    ) -> None:
-        frames = _ALL_FRAMES if python_functions else _LONG_FRAMES if long_frames else _NO_FRAMES
+    def __init__(self, scanner_type: Any, tables: Tables, decoder: EventDecoder, frames: Frames) -> None:
         # Random, so that nobody can write names that collide.
         seed, factor = (int.from_bytes(os.urandom(8), "little") for _ in range(2))
-        self._scanner = scanner_type(seed, factor, frames)
+        self._scanner = scanner_type(seed, factor, int(frames))
         self._tables = tables
         self._decoder = decoder
-        self._judges_frames = frames == _LONG_FRAMES
+        self._judges_frames = frames is Frames.LONG
         self._head_of, self._place_of, self._shape_of = (Growing(np.int32) for _ in range(3))
 
     def part(self, buffer: bytearray, begin: int, end: int) -> Part | None:

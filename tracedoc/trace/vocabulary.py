@@ -25,47 +25,25 @@ from tracedoc.trace.kernels import kernel_category as kernel_category
 
 # --- Categories -------------------------------------------------------------------------------------
 
-KINDS: dict[str, Kind | None] = {
-    "cpu_op": Kind.CPU_OP,
-    "user_annotation": Kind.ANNOTATION,
-    "gpu_user_annotation": Kind.GPU_ANNOTATION,
-    "kernel": Kind.KERNEL,
-    "gpu_memcpy": Kind.MEMCPY,
-    "gpu_memset": Kind.MEMSET,
-    "cuda_runtime": Kind.RUNTIME,
-    "cuda_driver": Kind.RUNTIME,
-    "cuda_sync": Kind.SYNC,
-    "cuda_event": Kind.SYNC,
-    "python_function": Kind.PYTHON,
-    "overhead": Kind.OVERHEAD,
-    "cpu_instant_event": Kind.INSTANT,
-    "cuda_profiler_range": Kind.ACCELERATOR,
-    "xpu_runtime": Kind.RUNTIME,
-    "xpu_driver": Kind.RUNTIME,
-    "xpu_sync": Kind.SYNC,
-    "xpu_scope_profiler": Kind.ACCELERATOR,
-    "mtia_runtime": Kind.RUNTIME,
-    "mtia_ccp_events": Kind.ACCELERATOR,
-    "mtia_insight": Kind.ACCELERATOR,
-    "glow_runtime": Kind.ACCELERATOR,
-    "hpu_op": Kind.ACCELERATOR,
-    "collective_comm": Kind.ACCELERATOR,
-    "privateuse1_runtime": Kind.RUNTIME,
-    "privateuse1_driver": Kind.RUNTIME,
-    # Kineto of 2020 and 2021.
-    "Operator": Kind.CPU_OP,
-    "Runtime": Kind.RUNTIME,
-    "Kernel": Kind.KERNEL,
-    "Memcpy": Kind.MEMCPY,
-    "Memset": Kind.MEMSET,
+_CATEGORIES = {
+    Kind.CPU_OP: "cpu_op Operator",  # those with a capital are of Kineto of 2020 and 2021
+    Kind.ANNOTATION: "user_annotation",
+    Kind.GPU_ANNOTATION: "gpu_user_annotation",
+    Kind.KERNEL: "kernel Kernel",
+    Kind.MEMCPY: "gpu_memcpy Memcpy",
+    Kind.MEMSET: "gpu_memset Memset",
+    Kind.RUNTIME: "cuda_runtime cuda_driver xpu_runtime xpu_driver mtia_runtime privateuse1_runtime "
+    "privateuse1_driver Runtime",
+    Kind.SYNC: "cuda_sync cuda_event xpu_sync",
+    Kind.PYTHON: "python_function",
+    Kind.OVERHEAD: "overhead",
+    Kind.INSTANT: "cpu_instant_event",
+    Kind.ACCELERATOR: "cuda_profiler_range xpu_scope_profiler mtia_ccp_events mtia_insight glow_runtime "
+    "hpu_op collective_comm",
     # Known, and not kept: the record window, counters, flows, bookkeeping of the profiler.
-    "Trace": None,
-    "external_correlation": None,
-    "mtia_counters": None,
-    "hardware_counters": None,
-    "ac2g": None,
-    "fwdbwd": None,
+    None: "Trace external_correlation mtia_counters hardware_counters ac2g fwdbwd",
 }
+KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories.split()}
 """Every category Kineto writes; ``None`` marks those that a :class:`Trace` does not keep."""
 
 
@@ -176,51 +154,16 @@ def busbw_factor(op: str, ranks: int) -> float:
     return 1.0
 
 
-DTYPE_BYTES: dict[str, int] = {
-    "bool": 1,
-    "byte": 1,
-    "char": 1,
-    "unsigned char": 1,
-    "signed char": 1,
-    "uint8": 1,
-    "int8": 1,
-    "qint8": 1,
-    "quint8": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "float4_e2m1fn_x2": 1,
-    "short": 2,
-    "short int": 2,
-    "uint16": 2,
-    "int16": 2,
-    "half": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int": 4,
-    "int32": 4,
-    "uint32": 4,
-    "unsigned int": 4,
-    "qint32": 4,
-    "float": 4,
-    "float32": 4,
-    "complexhalf": 4,
-    "complex<half>": 4,
-    "long": 8,
-    "long int": 8,
-    "long long": 8,
-    "int64": 8,
-    "uint64": 8,
-    "unsigned long": 8,
-    "double": 8,
-    "float64": 8,
-    "complexfloat": 8,
-    "complex<float>": 8,
-    "complexdouble": 16,
-    "complex<double>": 16,
+_NAMES_BY_BYTES = {
+    1: "bool, byte, char, unsigned char, signed char, uint8, int8, qint8, quint8, "
+    "float8_e4m3fn, float8_e5m2, float8_e4m3fnuz, float8_e5m2fnuz, float8_e8m0fnu, float4_e2m1fn_x2",
+    2: "short, short int, uint16, int16, half, float16, bfloat16",
+    4: "int, int32, uint32, unsigned int, qint32, float, float32, complexhalf, complex<half>",
+    8: "long, long int, long long, int64, uint64, unsigned long, double, float64, "
+    "complexfloat, complex<float>",
+    16: "complexdouble, complex<double>",
 }
+DTYPE_BYTES = {name: size for size, names in _NAMES_BY_BYTES.items() for name in names.split(", ")}
 """Size of one element; names in lower case and without ``c10::``."""
 
 
@@ -305,6 +248,11 @@ def runtime_role(name: str) -> RuntimeRole:
     return RuntimeRole.OTHER
 
 
+def launches(name: str) -> bool:
+    """True for a call that launches a kernel or a graph."""
+    return runtime_role(name) in (RuntimeRole.LAUNCH, RuntimeRole.GRAPH_LAUNCH)
+
+
 @lru_cache(maxsize=4096)
 def _runtime_role(name: str) -> RuntimeRole:
     return next((role for role, pattern in _RUNTIME_TABLE if pattern.match(name)), RuntimeRole.OTHER)
@@ -344,18 +292,12 @@ def copy_kind(name: str) -> CopyKind:
 
 _STEP = re.compile(r"ProfilerStep\s?#(\d{1,9})$")  # more digits are damage, and fit no column
 # With the optimizer "none" the gradients go to one outside; a dense_embedding lookup's do always.
-_FUSED_LOOKUP = re.compile(r"fbgemm::split_embedding_(\w+_)?codegen_lookup_(?!none_)\w+_function")
 _OPTIMIZER_STEP = re.compile(r"Optimizer\.step#(\w+)\.step$")
 _DATA_LOADER = re.compile(r"enumerate\((DataLoader|DataPipe)\)#(\w*)")
 _OLD_BACKWARD = re.compile(
     r"\w*Backward\d*$|torch::autograd::(?:AccumulateGrad|CopyBackwards|CopySlices|GraphRoot)$"
 )
-_COMPILE = re.compile(
-    r".*\(dynamo_timed\)$|_compile\.compile_inner|compile_fx|entire_frame_compile|backend_compile|dynamo$"
-)
-_GENERATED = re.compile(r"fused_[a-z_]|nvfuser_|(?:void )?(?:nvfuser::|CudaCodeGen::)|triton_[a-z]+_fused")
 _COMPILED_REGION = re.compile(r"Torch-Compiled Region: (?:!\d+/)?(\d{1,9})/(\d{1,9})")
-_GC = re.compile(r"Python GC|gc\.collect|Garbage [Cc]ollect|gc:")
 
 
 def step_number(name: str) -> int | None:
@@ -364,15 +306,26 @@ def step_number(name: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def is_step(name: str) -> bool:
+    """True for ``ProfilerStep#N``."""
+    return _STEP.match(name) is not None
+
+
 def optimizer_step_class(name: str) -> str | None:
     """Return the class in ``Optimizer.step#AdamW.step``, ``None`` for any other name."""
     match = _OPTIMIZER_STEP.match(name)
     return match.group(1) if match else None
 
 
-def updates_in_backward_pass(name: str) -> bool:
-    """True for FBGEMM's lookup of embeddings whose optimizer runs in the backward pass."""
-    return _FUSED_LOOKUP.match(name) is not None
+def is_of_loop(name: str) -> bool:
+    """True for a range that only the training loop writes: a step, or one of the optimizer."""
+    return is_step(name) or optimizer_step_class(name) is not None
+
+
+updates_in_backward_pass = re.compile(
+    r"fbgemm::split_embedding_(\w+_)?codegen_lookup_(?!none_)\w+_function"
+).match
+"""True for FBGEMM's lookup of embeddings whose optimizer runs in the backward pass."""
 
 
 def is_zero_grad(name: str) -> bool:
@@ -398,22 +351,20 @@ def is_backward_node(name: str) -> bool:
     return name.startswith("autograd::engine::evaluate_function") or _OLD_BACKWARD.match(name) is not None
 
 
-_CPU_OPERATOR = re.compile(r"\w+::.*(?:mkldnn|onednn|fbgemm|_for_cpu|_cpu$)|(?:mkldnn|onednn|quantized)::")
+is_cpu_operator = re.compile(
+    r"\w+::.*(?:mkldnn|onednn|fbgemm|_for_cpu|_cpu$)|(?:mkldnn|onednn|quantized)::"
+).match
+"""True for an operator that exists on CPUs alone: those of oneDNN and FBGEMM, and ``..._cpu``."""
 
+is_compile_range = re.compile(
+    r".*\(dynamo_timed\)$|_compile\.compile_inner|compile_fx|entire_frame_compile|backend_compile|dynamo$"
+).match
+"""True for compilation (Dynamo, Inductor), not for running compiled code."""
 
-def is_cpu_operator(name: str) -> bool:
-    """True for an operator that exists on CPUs alone: those of oneDNN and FBGEMM, and ``..._cpu``."""
-    return _CPU_OPERATOR.match(name) is not None
-
-
-def is_compile_range(name: str) -> bool:
-    """True for compilation (Dynamo, Inductor), not for running compiled code."""
-    return _COMPILE.match(name) is not None
-
-
-def is_generated_kernel(name: str) -> bool:
-    """True for a kernel that a fuser generated while the job ran: TorchScript's, nvFuser's, or Inductor's."""
-    return _GENERATED.match(name) is not None
+is_generated_kernel = re.compile(
+    r"fused_[a-z_]|nvfuser_|(?:void )?(?:nvfuser::|CudaCodeGen::)|triton_[a-z]+_fused"
+).match
+"""True for a kernel that a fuser generated while the job ran: TorchScript's, nvFuser's, or Inductor's."""
 
 
 def compiled_region(name: str) -> tuple[int, int] | None:
@@ -422,10 +373,8 @@ def compiled_region(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def is_gc_range(name: str) -> bool:
-    """True for Python's garbage collection."""
-    return _GC.match(name) is not None
-
+is_gc_range = re.compile(r"Python GC|gc\.collect|Garbage [Cc]ollect|gc:").match
+"""True for Python's garbage collection."""
 
 _WORKS = re.compile(
     r"(?:^|/)(?:torch/(?!serialization|storage|_tensor_str|package|multiprocessing|profiler|"

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.timeline.activity import COMMUNICATION, GpuEvents
+from tracedoc.timeline.activity import COMMUNICATION, GpuEvents, gloo_rows
 from tracedoc.timeline.collective_table import CollectiveOp
+from tracedoc.timeline.collectives import gloo_calls
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Shapes, Trace
@@ -156,7 +157,7 @@ def find_units(
         names=names,
         gathers=replace(gathered, hook_ns=_using_hooks(trace, ranges, names if named else (), gathered)),
         reductions=_columns(trace, reductions, reduced),
-        hooks=_host_time(trace, ranges),
+        hooks=trace.spans(ranges.rows(*ranges.by_role)),
     )
 
 
@@ -178,13 +179,9 @@ def _hook_ranges(trace: Trace) -> _Ranges | None:
     else:
         return None
     backward = trace.rows_named(vocabulary.is_backward_node, Kind.CPU_OP, Kind.ANNOTATION)
-    training = trace.rows_named(_belongs_to_loop, Kind.CPU_OP, Kind.ANNOTATION)
+    training = trace.rows_named(vocabulary.is_of_loop, Kind.CPU_OP, Kind.ANNOTATION)
     threads = difference(trace.thread.distinct(backward), trace.thread.distinct(training))
     return _Ranges(framework, by_role, backward, threads)
-
-
-def _belongs_to_loop(name: str) -> bool:
-    return vocabulary.step_number(name) is not None or vocabulary.optimizer_step_class(name) is not None
 
 
 def _launched(
@@ -193,7 +190,9 @@ def _launched(
     """Return the collectives whose launch is in the trace, in order of launch."""
     listed = list(collectives)
     if device is None:
-        launched = _gloo_callers(trace, listed)
+        rows = gloo_rows(trace)
+        calls = gloo_calls(trace, rows)
+        launched = {place: calls[row] for place, row in enumerate(rows.tolist()) if row in calls}
     else:
         wanted = np.flatnonzero((events.classes == COMMUNICATION) & (events.device == device))
         keys = zip(events.start_ns[wanted].tolist(), events.stream[wanted].tolist(), strict=True)
@@ -211,18 +210,6 @@ def _launched(
         ]
     rows = np.array([launched[place] for place in places], dtype=np.intp)
     return _Calls(tuple(operations), rows, np.array(places, dtype=np.int32))
-
-
-def _gloo_callers(trace: Trace, collectives: Sequence[CollectiveOp]) -> dict[int, int]:
-    """Return for each gloo transfer the c10d operator that issued it: by order, where the counts agree."""
-    rows = trace.rows_named(lambda name: name.startswith("c10d::"), Kind.CPU_OP)
-    found: dict[int, int] = {}
-    for op in ("all_gather", "reduce_scatter"):
-        asked = [row for row in rows.tolist() if vocabulary.collective_op(trace.row_name(row)) == op]
-        done = [place for place, operation in enumerate(collectives) if operation.op == op]
-        if len(asked) == len(done):
-            found.update(zip(done, asked, strict=True))
-    return found
 
 
 def _sized(operation: CollectiveOp, shapes: Shapes | None) -> CollectiveOp:
@@ -279,7 +266,7 @@ def _inside_any(trace: Trace, outer: Rows, inner: Rows) -> npt.NDArray[np.bool_]
     for thread in distinct(trace.thread[inner]).tolist():
         rows = outer[trace.thread[outer] == thread]
         mine = trace.thread[inner] == thread
-        spans = Spans.of(trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows])
+        spans = trace.spans(rows)
         starts = trace.ts_ns[inner[mine]]
         found[mine] = spans.covered_ns(starts, starts + 1) > 0
     return found
@@ -451,11 +438,6 @@ def _next_hook(trace: Trace, rows: Rows, launch_ns: Int64, skip: npt.NDArray[np.
 def _unit_name(trace: Trace, row: int) -> str:
     hook = shard_hook(trace.row_name(row))
     return (hook.unit if hook is not None else "") or ROOT
-
-
-def _host_time(trace: Trace, ranges: _Ranges) -> Spans:
-    rows = ranges.rows(*ranges.by_role)
-    return Spans.of(trace.ts_ns[rows], trace.ts_ns[rows] + trace.dur_ns[rows])
 
 
 def block_of(name: str) -> str:
