@@ -85,6 +85,8 @@ def play_loop(first_of: RunProgram, periods: int, *others: RunProgram) -> list[T
                     if k or lay.periodic:
                         one = (ready if k else before[2])[mine[k - 1]]
                         ready[i] = max(ready[i], one + max(program.ready[i], 0))
+                    if program.ready[i] < 0:
+                        ready[i] = max(ready[i], start[i] + program.own[i])
             met = defaultdict(lambda: NEVER)
             previous = -1
             for e in range(events):

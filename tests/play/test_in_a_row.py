@@ -18,7 +18,7 @@ from tracedoc.step.program import Call, Cause, Group, RankProgram
 from tracedoc.timeline.collective_table import NONE
 
 PERIODIC = [seed for seed in range(10) if seed % 5 != 4]
-ROWS = 4
+ROWS = 3
 
 
 def played_ns(*programs: RunProgram) -> float:

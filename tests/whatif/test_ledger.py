@@ -143,6 +143,21 @@ def test_a_loader_in_the_training_process_costs_its_time(tmp_path):
     assert one_of(ledger, "input.wait").alone_ms[1] == pytest.approx(30.0, abs=0.3)
 
 
+def test_workers_that_keep_up_in_some_steps_only_still_take_as_long_for_a_batch(tmp_path):
+    """40 ms of compute behind a wait for workers of 12 or 8 ms in turn, the latter as if they kept up."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        begin = start + (8.0 if index % 2 else 12.0)
+        builder.loader(start, begin, workers=2)
+        builder.kernel(PRODUCT, begin + 0.01, begin + 40, launch_ms=begin)
+        builder.runtime("cudaDeviceSynchronize", begin + 0.05, begin + 40.01)
+        return begin + 40.0
+
+    ledger = ledger_of(tmp_path, draw, ranks=1)
+    assert one_of(ledger, "input.wait").alone_ms[1] == pytest.approx(10.0, abs=1.0)
+    assert ledger.unexplained_ms == pytest.approx(0.0, abs=1.0)
+
+
 def host_paced(pause_ms: float = 0.0, freed_ms: float = 0.0, waits: int = 0) -> Draw:
     """40 launches, one each ms, of kernels that take 0.1 ms; what else the host does comes in the middle."""
 

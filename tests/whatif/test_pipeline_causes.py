@@ -48,6 +48,7 @@ CASES = {
         replace(JOB, ranks=8, chunks=2), "slow-worker", 5, 1.5, "ranks.compute", (5,),
     ),
     "a host that pauses, alone in its stage": (JOB, "straggler-host", 1, 60.0, "ranks.host", (1,)),
+    "a slow loader, alone in its stage": (JOB, "straggler-input", 0, 60.0, "ranks.input", (0,)),
     "a heavy stage": (JOB, "heavy-stage", 3, 1.5, "pipeline.imbalance", (3,)),
     "a heavy stage of four replicas": (
         replace(JOB, ranks=16), "heavy-stage", 1, 1.5, "pipeline.imbalance", (4, 5, 6, 7),
@@ -74,7 +75,8 @@ def test_a_fault_of_a_pipeline_has_its_cause_its_ranks_and_its_gain(case: str, t
     others = [one for name, one in found.items() if name not in (cause, "pipeline.bubble", "host.sync")]
     assert sum(one.share_ms for one in others) < NEAR * truth.step_ms
     if cause.startswith("ranks"):
-        (late,) = [one for one in diagnosis.findings if one.rule_id in ("straggler-rank", "rank-zero-work")]
+        tellers = ("straggler-rank", "rank-zero-work", "input-stall")
+        (late,) = [one for one in diagnosis.findings if one.rule_id in tellers]
         assert late.ranks == ranks
 
 

@@ -221,8 +221,8 @@ class Walk:
     def _of_host(self, name: str, place: int, weight: float, back: int) -> Iterator[Piece]:
         """Yield what the host does between two of its own nodes."""
         graph, layout, lag = self._graph, self._program.layout, self._program.lag
-        if name == "calls":
-            point = int(graph.returns[place])
+        if name in ("calls", "handed"):
+            point = int((graph.returns if name == "calls" else graph.loads)[place])
             own = min(float(self._program.own[point]), weight)
             yield replace(self._of_call(point, own, PieceEnd.START), after=own)
             yield from self._of_lags(point, weight - own)

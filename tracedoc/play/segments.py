@@ -182,6 +182,7 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
     before, behind = _loads_in_turn(layout.rank_of_point(loads), layout.periodic)
     sections["load_to"] = loads[behind]
     edges.add("loader", load_base + before, load_base + behind, before >= behind)
+    edges.add("handed", node(loads), load_base + np.arange(loads.size))
     hosts = np.flatnonzero(to_host)
     edges.add_ends(
         "waits", layout.cause_from[hosts], return_of(layout.cause_to[hosts]), layout.cause_back[hosts], hosts
@@ -209,7 +210,13 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
     issued = np.flatnonzero(extra.of_point)
     sections["issued"] = issued
     edges.add("issued", node(extra.source[issued]), start_of(extra.target[issued]), extra.back[issued])
-    asked = {"chain": plain - 1, "calls": returns, "wrap": ending, "issued": extra.source[issued]}
+    asked = {
+        "chain": plain - 1,
+        "calls": returns,
+        "wrap": ending,
+        "issued": extra.source[issued],
+        "handed": loads,
+    }
     sampled = distinct(np.concatenate(list(asked.values())))
     sections |= {f"{name}_sample": np.searchsorted(sampled, points) for name, points in asked.items()}
     return SyncGraph(
@@ -437,6 +444,8 @@ def weigh(
         sample[sections["calls_sample"]] + own[returns],
         np.where(program.ready[loads] >= 0, own[loads].astype(np.int64), NEVER),
         np.maximum(program.ready, 0)[sections["load_to"]],
+        # Of a batch that nobody is seen to make it is known when the host has it.
+        np.where(program.ready[loads] >= 0, NEVER, sample[sections["handed_sample"]] + own[loads]),
         *ends("waits", held[waits] + own[layout.cause_to[waits]]),
         *ends("streams", through[sections["streams_item"]]),
         host,

@@ -44,7 +44,7 @@ def even_times(run: RunView, program: RunProgram) -> Even:
 
     In a pipeline these are the others of its stage, and each of its passes takes as long as those like it do
     on average. What has nothing to do with a stage's layers is as on the other stages: the pauses of hosts,
-    and the speed of a GPU that is alone in its stage.
+    and the loader and the speed of the GPU of a rank that is alone in its stage.
     """
     layout, even = program.layout, program
     stages = pipeline(run)
@@ -59,16 +59,23 @@ def even_times(run: RunView, program: RunProgram) -> Even:
         waits = np.where(ready >= 0, ready, 0)
         usual = usual_host(waits, np.zeros_like(layout.part), layout.point_base, places, np.array(places))
         ready = np.where(ready >= 0, usual, ready)
-    lag, dur = even.lag, even.dur
+    lag, dur, own = even.lag, even.dur, even.own
     if stages is not None:
-        lag, dur = _usual_pauses(program, lag), dur.astype(np.int64)
+        every, loads = tuple(range(len(layout.ranks))), layout.kind == Call.INPUT
+        loading = np.unique(layout.point_rank[loads]).tolist()
+        alone = [place for one in peers if len(one) == 1 for place in one if place in loading]
+        lag, dur = lag - _beyond_others(layout, pauses(program, lag), every), dur.astype(np.int64)
+        own = own - _beyond_others(layout, np.where(loads, own, 0), alone)
+        ready = ready - _beyond_others(layout, np.maximum(ready, 0), alone)
         for slow, ratio in slow_stages(run).items():
             (place,) = _places(run, (slow,), place_of)
             mine = layout.computes & (layout.event_rank == place)
             dur[mine] = np.rint(dur[mine] / ratio)
         for places in peers:
             dur = _even_passes(program, places, dur)
-    return Even(narrow(lag), even.own, narrow(ready), narrow(dur), _waits_for_missing(program, peers), peers)
+    return Even(
+        narrow(lag), narrow(own), narrow(ready), narrow(dur), _waits_for_missing(program, peers), peers
+    )
 
 
 def _waits_for_missing(program: RunProgram, peers: Sequence[tuple[int, ...]]) -> Times:
@@ -146,17 +153,15 @@ def after_waits(program: RunProgram, waits: Mask) -> Times:
     return found
 
 
-def _usual_pauses(program: RunProgram, lag: Times) -> Times:
-    """Host times in which no rank pauses for longer than the median of the others."""
-    layout = program.layout
-    away = pauses(program, lag)
-    rank = layout.point_rank
-    sums = np.bincount(rank, weights=away, minlength=len(layout.ranks))
-    usual = np.array([np.median(np.delete(sums, place)) for place in range(sums.size)])
-    longer = sums - usual > np.maximum(EXCESS_NS, EXCESS_SHARE * usual)
-    share = np.where(longer, 1.0 - usual / np.maximum(sums, 1.0), 0.0)
-    found: Times = lag - np.rint(away * share[rank]).astype(np.int64)
-    return found
+def _beyond_others(layout: Layout, part: Times, places: Sequence[int]) -> Times:
+    """What of a part of hosts' time each of some ranks takes beyond the median of the others of these."""
+    rank, longer = layout.point_rank, np.zeros(len(layout.ranks))
+    sums = np.bincount(rank, weights=part, minlength=longer.size)
+    for place in places if len(places) > 1 else ():
+        usual = float(np.median([sums[other] for other in places if other != place]))
+        if sums[place] - usual > max(EXCESS_NS, EXCESS_SHARE * usual):
+            longer[place] = 1.0 - usual / sums[place]
+    return np.rint(part * longer[rank]).astype(np.int64)
 
 
 def _even_passes(program: RunProgram, stage: tuple[int, ...], dur: Times) -> Times:
