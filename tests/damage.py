@@ -72,6 +72,10 @@ def _timed(event: Json) -> bool:
     return event.get("ph") == "X" and event.get("cat") not in (None, "Trace")
 
 
+def _on_host(event: Json) -> bool:
+    return _timed(event) and event.get("cat") not in ON_GPU
+
+
 def _span(events: Sequence[Json]) -> tuple[float, float]:
     timed = [event for event in events if _timed(event)]
     return (
@@ -134,6 +138,17 @@ def lost_in_a_block(share: float, seed: int) -> Change:
     return change
 
 
+def lost_thread(seed: int) -> Change:
+    """All that one thread of the host did is gone."""
+
+    def change(events: list[Json]) -> list[Json]:
+        threads = {(str(one["pid"]), str(one["tid"])) for one in events if _on_host(one)}
+        gone = random.Random(seed).choice(sorted(threads)) if threads else None
+        return [one for one in events if not _on_host(one) or (str(one["pid"]), str(one["tid"])) != gone]
+
+    return change
+
+
 def clock_set_back(share: float, back_ms: float) -> Change:
     """After a share of the capture the clock is set back; what takes place meanwhile seems to be shorter."""
 
@@ -182,7 +197,7 @@ def damages(paths: Sequence[Path], seed: int, count: int) -> Iterator[Damage]:
     on_gpu = has_kernels(paths[0])
     on_host = ["stored", "text", "shorter", "text"]
     kinds = ["stored", "gpu", "text", "block", "shorter", "random"] if on_gpu else on_host
-    kinds = [*kinds, "text", "marks", "clock"]
+    kinds = [*kinds, "text", "marks", "clock", "thread"]
     for number in range(count):
         kind, rank = kinds[number % len(kinds)], dice.choice(everyone)
         share = round(dice.uniform(0.05, 0.95), 3)
@@ -198,6 +213,8 @@ def damages(paths: Sequence[Path], seed: int, count: int) -> Iterator[Damage]:
         elif kind == "clock" and rank is not None:
             back_ms = dice.choice((3, 20, 200))
             yield Damage(f"clock set back {back_ms} ms", rank, edited(clock_set_back(share, back_ms)))
+        elif kind == "thread" and rank is not None:
+            yield Damage("without a thread", rank, edited(lost_thread(number)))
         elif kind == "gpu":
             yield Damage(f"GPU ends at {share}", rank, edited(gpu_ends_early(share)))
         elif kind == "random":

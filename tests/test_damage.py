@@ -17,6 +17,7 @@ from tests.damage import (
     damages,
     edited,
     gpu_ends_early,
+    lost_thread,
     shorter,
     without_marks,
 )
@@ -117,6 +118,25 @@ def test_a_rank_whose_clock_is_set_back_in_its_only_step_is_left_out(
     assert found.summary.startswith("Rank 2 is left out: its records end before a step")
     assert "clock-went-back" in {one.code for one in found.limits}
     assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+@pytest.mark.parametrize(("number", "share"), [(5, "47 %"), (0, "20 %")])
+def test_kernels_that_a_lost_thread_launched_say_nothing_of_the_host(
+    shared_traces: Path, tmp_path: Path, number: int, share: str
+) -> None:
+    """One thread of this job runs the forward pass and the optimizer, another one the backward pass."""
+    paths = files_of(shared_traces / "ddp_resnet_a100_2rank_r0")
+    found = diagnosed(paths, Damage("thread", 0, edited(lost_thread(number))), tmp_path)
+    assert f"no answer: the calls that launched {share} of the kernels are not in the trace" in found.summary
+    assert not [one for one in found.findings if one.topic != "capture"]
+
+
+def test_a_rank_of_which_a_thread_of_gloo_is_lost_is_left_out(shared_traces: Path, tmp_path: Path) -> None:
+    """Of its 27 all-reduces 20 run on one thread, 14 of them in the complete steps, and 7 on another."""
+    paths = files_of(shared_traces / "cpu_gloo" / "patho_smallbucket")
+    found = diagnosed(paths, Damage("thread", 0, edited(lost_thread(0))), tmp_path)
+    assert found.summary.startswith("Rank 0 is left out: what a host thread did is missing in a step")
+    assert any(one.message.startswith("rank 0: 14 of 27 collectives that were") for one in found.limits)
 
 
 def test_a_thread_whose_events_are_cut_off_did_not_pause(shared_traces: Path, tmp_path: Path) -> None:

@@ -264,9 +264,9 @@ def _left_out(digest: RankDigest, *, other: bool) -> Limit:
             "none of the others', its file may be of another run",
             "whether they wait for it is unknown, and all findings have low confidence",
         )
-    lost = any(limit.code == "lost-kernels" for limit in digest.limits)
-    ended = "its file is cut off before" if digest.truncated else "its records end before"
-    why = "kernels are missing in" if lost else ended
+    why = "its file is cut off before" if digest.truncated else "its records end before"
+    lost = {"lost-kernels": "kernels are missing in", "lost-thread": "what a host thread did is missing in"}
+    why = next((lost[one.code] for one in digest.limits if one.code in lost), why)
     return Limit(
         "rank-left-out",
         f"rank {digest.rank} is left out: {why} a step that the others show is whole",

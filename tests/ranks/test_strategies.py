@@ -246,6 +246,13 @@ CASES: dict[str, tuple[StrategySigns, int | None, str, str]] = {
         signs_of(moved("send", F, 4), moved("recv", B, 4), passes=4), 2,
         "pipeline parallel (GPipe, 4 micro-batches)", "pipeline",
     ),
+    "gradients that a server adds up are sent behind the backward pass": (
+        signs_of(moved("send", OTHER, 12), moved("recv", OTHER, 12), passes=1), 2,
+        "send and receive between ranks", "unknown",
+    ),
+    "samples of an actor come one way": (
+        signs_of(moved("recv", F, 1), passes=3), 2, "send and receive between ranks", "unknown",
+    ),
     "sends in every layer may be ring attention": (
         signs_of(moved("send_recv", F, 96), moved("send_recv", B, 96)), 4,
         "send and receive between ranks", "unknown",

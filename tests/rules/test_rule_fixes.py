@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tracedoc.diagnosis import Finding
+from tracedoc.diagnosis import Finding, Fix
+from tracedoc.judge.fixes import misfits
 from tracedoc.run.job import Job, RankJob
 from tracedoc.run.machine import read_samples
 from tracedoc.testing.cases import write_job
@@ -149,3 +150,12 @@ def test_code_before_the_model_may_feed_it(called: int, feeds: bool) -> None:
 
 def test_code_that_no_sample_shows_is_not_judged() -> None:
     assert isinstance(may_feed_model(Job(()), None), Unknown)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "distance"),
+    [("DDP with ZeroRedundancyOptimizer", 3), ("ZeRO-1", 1), ("DeepSpeed ZeRO-3", 1)],
+)
+def test_settings_of_deepspeed_are_for_its_jobs(strategy: str, distance: int) -> None:
+    fix = Fix("deepspeed", "Overlap", "{}", "none")
+    assert misfits([fix], strategy, ()) == [distance]

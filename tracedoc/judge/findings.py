@@ -163,8 +163,11 @@ def standing_for(rule: Rule, ranks: Sequence[int], measurements: Measurements) -
     """The message and fixes of a rule for a cause that it does not tell itself, of the first of some ranks.
 
     The message is what the rule has ``observed`` where its own is not seen, "" where that is nothing either.
+    Where there are several ranks nothing names one of them.
     """
     values, units = _said(rule, _first(rule, ranks, measurements), measurements)
+    if len(ranks or measurements.ranks) > 1:
+        values[WORST_RANK] = Unknown("several ranks are late")
     step = values[step_ms.name]
     size = step if rule.gain is None else values.get(rule.gain.fact)
     seen = isinstance(size, float) and isinstance(step, float) and size >= SEEN * step

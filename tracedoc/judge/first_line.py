@@ -224,7 +224,14 @@ def _place(measurements: Measurements, finding: Finding) -> str:
 def _why_nothing(digests: Sequence[RankDigest]) -> str:
     """The reason why there is no device time, from the limits of the traces."""
     limits = [limit for digest in digests for limit in digest.limits]
-    for code in ("no-gpu-activity", "unknown-device", "lost-kernels", "gpu-ended-early", "clock-went-back"):
+    for code in (
+        "no-gpu-activity",
+        "unknown-device",
+        "lost-kernels",
+        "lost-thread",
+        "gpu-ended-early",
+        "clock-went-back",
+    ):
         for limit in limits:
             if limit.code == code:
                 return limit.words

@@ -108,7 +108,9 @@ def misfits(fixes: Sequence[Fix], strategy: str, frameworks: Sequence[str]) -> l
             return -1
         if framework == wanted:
             return 0
-        if framework and (wanted.startswith(framework) or (framework == "deepspeed" and "zero" in wanted)):
+        if framework and (
+            wanted.startswith(framework) or (framework == "deepspeed" and wanted.startswith("zero"))
+        ):
             return 1
         return 2 if framework in ("any", "pytorch") else FOREIGN
 

@@ -89,6 +89,7 @@ def join_run(
         kinds=tuple(kinds),
         group_sizes=tuple(one.size for one in matching.groups),
         links=tuple(links),
+        staged=matching.staged,
     )
     first = min(offsets, default=0)
     starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))

@@ -45,7 +45,7 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     operations. ``group`` numbers the groups of ranks, whose sizes are
     ``group_sizes``, and whose links :class:`SizeCurve` describes. ``gradients`` tells which reduce gradients,
     ``extra`` which training does not need, ``complete`` which miss no rank's part. ``block`` is the block of
-    a sharded unit, ``NONE`` for others.
+    a sharded unit, ``NONE`` for others. ``staged``: ranks that send and receive may be stages of a pipeline.
     """
 
     event: Index
@@ -61,6 +61,7 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     kinds: tuple[str, ...] = ()
     group_sizes: tuple[int, ...] = ()
     links: tuple[SizeCurve | None, ...] = ()
+    staged: bool = True
 
     @property
     def operations(self) -> int:

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.matching import NO_OPERATION, Matching, RankCollectives, operations_of_rows
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
@@ -94,7 +93,7 @@ class RankArrivals(Mapping[int, Arrivals]):
         self._latest_ns = matching.latest_start_ns
         self._split = matching.has_latest_start
         self._complete = matching.complete
-        self._pipeline = np.array(pipeline_pairs(matching.groups), dtype=bool)[matching.group]
+        self._pipeline = matching.between_stages[matching.group]
 
     def __getitem__(self, rank: int) -> Arrivals:
         operations = self.operations[rank]
@@ -160,12 +159,12 @@ def lone_arrivals(
     ``NO_TIME`` where the row is no such send or receive, or no transfer of its size was seen.
     """
     captured = {rank.rank for rank in ranks}
-    between = pipeline_pairs(matching.groups)
-    pairs = {group.ranks for group, stages in zip(matching.groups, between, strict=True) if stages}
+    between = matching.between_stages
+    pairs = {group.ranks for group, stages in zip(matching.groups, between.tolist(), strict=True) if stages}
     missing = {pair for pair in pairs if not captured.issuperset(pair)}
     if not missing:
         return {}
-    usual = _usual_transfers(matching, np.array(between, dtype=bool))
+    usual = _usual_transfers(matching, between)
     found: dict[int, Int64Array] = {}
     for rank in ranks:
         table = rank.table

@@ -17,7 +17,7 @@ from msgspec.structs import fields, replace
 
 from tracedoc.errors import Limit
 from tracedoc.ranks.clocks import TELLING, Clock, Ends, align_clocks, uncertainty_by_group
-from tracedoc.ranks.groups import NO_GROUP, Group, GroupNumbers
+from tracedoc.ranks.groups import NO_GROUP, Group, GroupNumbers, pipeline_pairs
 from tracedoc.ranks.pairing import (
     NOT_PAIRED,
     SKEW_NS,
@@ -69,7 +69,7 @@ class Matching(msgspec.Struct, frozen=True, eq=False):
     operation ``i`` are ``first[i]`` to ``first[i + 1]`` of the columns with one entry for each rank's part:
     ``part_rank`` (a position in ``ranks``), ``part_row`` (in that rank's table), ``start_ns`` and
     ``end_ns`` on the common clock. ``uncertainty_ns`` is how much earlier or later ranks may have come to an
-    operation than the clocks say.
+    operation than the clocks say. ``staged``: ranks that send and receive may be stages of a pipeline.
     """
 
     ranks: tuple[int, ...] = ()
@@ -88,9 +88,15 @@ class Matching(msgspec.Struct, frozen=True, eq=False):
     uncertainty_ns: Int64Array = msgspec.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     clock: Clock = msgspec.field(default_factory=Clock)
     limits: tuple[Limit, ...] = ()
+    staged: bool = True
 
     def __len__(self) -> int:
         return int(self.op.size)
+
+    @property
+    def between_stages(self) -> npt.NDArray[np.bool_]:
+        """Which groups are two neighbours in a pipeline."""
+        return np.array(pipeline_pairs(self.groups), dtype=bool) & self.staged
 
     @property
     def latest_start_ns(self) -> Int64Array:

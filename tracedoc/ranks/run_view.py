@@ -27,6 +27,7 @@ from tracedoc.ranks.exposure import (
 from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.ranks.source_step import SourceStep
+from tracedoc.ranks.strategies.model_parallel import may_be_pipeline
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest
@@ -129,7 +130,8 @@ def build_run_view(
         digest if rank.table is digest.collectives else structs.replace(digest, collectives=rank.table)
         for digest, rank in zip(ordered, ranks, strict=True)
     )
-    matching = match_collectives(ranks, world_size)
+    staged = may_be_pipeline([digest.signs for digest in ordered])
+    matching = structs.replace(match_collectives(ranks, world_size), staged=staged)
     arrivals = arrivals_by_rank(matching, ranks)
     splits: dict[tuple[int, int], ExposedSplit] = {}
     waits = []

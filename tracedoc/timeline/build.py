@@ -151,7 +151,7 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, *unread)
         )
-    windows, lost = known_windows(trace, timeline.host, called, timeline.windows, cut=cut)
+    windows, lost = known_windows(trace, timeline.host, launches, called, timeline.windows, cut=cut)
     limits = (*timeline.limits, *limits, *lost)
     timeline = _of_steps(replace(timeline, cut=cut or bool(lost), windows=windows, limits=limits), steps)
     failures = Failures()
@@ -188,7 +188,13 @@ def _refuse_without_work(trace: Trace) -> None:
             raise InputError(
                 f"{trace.info.source} holds functions of Python alone: no operator and no kernel is recorded",
                 "pass activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] to the profiler beside "
-                "with_stack=True; where the loop ends in the schedule, end that with repeat=1",
+                "with_stack=True, and start it in the thread that runs the model: it records no "
+                "operators of others; where the loop ends in the schedule, end that with repeat=1",
+            )
+        if gloo_rows(trace).size:
+            raise InputError(
+                f"{trace.info.source} holds transfers of gloo alone: what the training thread did is missing",
+                "record it again, and keep the events of all threads",
             )
         raise InputError(
             f"{trace.info.source} holds no operator and no kernel: the profiler stopped right after it began",

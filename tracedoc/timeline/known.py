@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
 from tracedoc.errors import TraceLimit
-from tracedoc.timeline.launches import Called, Launches, kernel_launches, link_launches
+from tracedoc.timeline.activity import gloo_rows
+from tracedoc.timeline.launches import Called, Launches, Rows, kernel_launches, link_launches, lost_calls
 from tracedoc.timeline.steps import HostSteps, Window
+from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.horizon import LOST_SHARE, kernels_end, went_back
@@ -67,38 +70,89 @@ def _clock_went_back(trace: Trace) -> tuple[int, int] | None:
 
 
 def known_windows(
-    trace: Trace, host: HostSteps, called: Called, windows: Sequence[Window], *, cut: bool
+    trace: Trace, host: HostSteps, launches: Launches, called: Called, windows: Sequence[Window], *, cut: bool
 ) -> tuple[tuple[Window, ...], tuple[TraceLimit, ...]]:
-    """The windows, of which those are not complete that lack kernels: what looks idle may not have been.
+    """The windows, of which those are not complete that lack kernels, or what a thread of the host did.
 
-    Of a file that is cut off, the first calls may not have been written yet: where earlier steps have none,
-    the first one with calls is not complete either.
+    Without some of the kernels what looks idle may not have been. Of a file that is cut off, the first calls
+    may not have been written yet: where earlier steps have none, the first one with calls is not complete
+    either.
     """
     calls, missing = called
     begins = trace.ts_ns[calls]
     # Behind the last launch with a kernel, those of a whole capture may have run when it was over.
     last = calls.size if cut else int(np.flatnonzero(~missing).max(initial=-1)) + 1
     positions = {step.index: position for position, step in enumerate(host.steps)}
+    what, without_calls = _lost_thread(trace, launches, windows)
     known, lacking = [], 0
-    for window in windows:
+    for window, unknown in zip(windows, without_calls, strict=True):
         position = positions.get(window.index)
-        first, end, whole = 0, last, True
+        first, end, whole = 0, last, not unknown
         if position is not None:
             step = host.steps[position]
             first, end = np.searchsorted(begins[:last], (step.start_ns, step.end_ns)).tolist()
-            whole = first > 0 or position == 0 or trace.info.known_until_ns is None
+            whole &= first > 0 or position == 0 or trace.info.known_until_ns is None
         # Where the first kernel of a step is lost, it began earlier, and so ended the one before.
         edges = missing[[at for at in (first, end) if at < last]].any()
         lost = bool(edges) or int(missing[first:end].sum()) > LOST_SHARE * (end - first)
         lacking += lost
         known.append(replace(window, complete=window.complete and whole and not lost))
-    if not lacking or cut:
-        return tuple(known), ()
-    steps = "a step" if lacking == 1 else f"{lacking} steps"
-    limit = TraceLimit(
-        "lost-kernels",
-        trace.info.source,
-        f"{format_percent(float(missing[:last].mean()))} of the launched kernels are not in the trace",
-        f"{steps} with such launches cannot be analysed: what looks idle may have been busy",
-    )
-    return tuple(known), (limit,)
+    limits = []
+    if lacking and not cut:
+        share = format_percent(float(missing[:last].mean()))
+        limits.append(
+            TraceLimit(
+                "lost-kernels",
+                trace.info.source,
+                f"{share} of the launched kernels are not in the trace",
+                f"{_steps(lacking)} with such launches cannot be analysed: what looks idle may be busy",
+            )
+        )
+    if any(without_calls):
+        effect = f"{_steps(sum(without_calls))} cannot be analysed: what the host did meanwhile is unknown"
+        limits.append(TraceLimit("lost-thread", trace.info.source, what, effect))
+    return tuple(known), tuple(limits)
+
+
+def _steps(count: int) -> str:
+    return "a step" if count == 1 else f"{count} steps"
+
+
+def _lost_thread(trace: Trace, launches: Launches, windows: Sequence[Window]) -> tuple[str, list[bool]]:
+    """What shows that events of a host's thread are missing, and in which windows they are."""
+    if not launches.gpu_rows.size:
+        called, lost = _transfers(trace, max((one.end_ns for one in windows if one.complete), default=0))
+        what = f"{lost} of {called} collectives that were called never run in the trace"
+        return what, [lost > LOST_SHARE * called] * len(windows)
+    without = lost_calls(trace, launches)
+    begins = trace.ts_ns[launches.gpu_rows]
+    parts = (slice(*np.searchsorted(begins, (one.start_ns, one.end_ns))) for one in windows)
+    share = format_percent(float(without.mean()))
+    what = f"the calls that launched {share} of the kernels are not in the trace"
+    return what, [bool(without[part].any() and without[part].mean() > LOST_SHARE) for part in parts]
+
+
+def _transfers(trace: Trace, until_ns: int) -> tuple[int, int]:
+    """How many of gloo's collectives were called, and how many of those never run that were before a time.
+
+    Some may run later, or were under way as the capture ended. Of kinds of which none runs, nothing is known
+    but where none of any kind does.
+    """
+    rows = gloo_rows(trace)
+    if trace.info.backend != "gloo" and not rows.size:
+        return 0, 0
+    calls = trace.rows_named(lambda name: name.startswith("c10d::"), Kind.CPU_OP)
+    called, shown = _ops(trace, calls), _ops(trace, rows)
+    called_before, shown_before = (_ops(trace, one[trace.ts_ns[one] < until_ns]) for one in (calls, rows))
+    lost = {
+        op: min(count - shown[op], called_before[op] - shown_before[op])
+        for op, count in called.items()
+        if op in shown or not shown
+    }
+    return called.total(), sum(max(one, 0) for one in lost.values())
+
+
+def _ops(trace: Trace, rows: Rows) -> Counter[str]:
+    """How often each collective is among some rows. gloo runs a reduce-scatter as an all-reduce."""
+    named = (vocabulary.collective_op(trace.row_name(row)) for row in rows.tolist())
+    return Counter("all_reduce" if op == "reduce_scatter" else op for op in named if op is not None)

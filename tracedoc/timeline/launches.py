@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tracedoc.trace.columns import Kind, NarrowColumn, Trace
 from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.distinct import distinct, is_among
-from tracedoc.trace.vocabulary import RuntimeRole, runtime_role
+from tracedoc.trace.vocabulary import RuntimeRole, is_generated_kernel, runtime_role
 
 Rows = npt.NDArray[np.intp]
 NO_ROW = -1
@@ -76,6 +76,28 @@ def kernel_launches(trace: Trace, launches: Launches) -> Called:
     # Of several calls with one id only the first is linked.
     missing[missing] = ~is_among(trace.correlation[rows[missing]], trace.correlation[launches.gpu_rows])
     return rows, missing
+
+
+def lost_calls(trace: Trace, launches: Launches) -> npt.NDArray[np.bool_]:
+    """Which GPU events are kernels that were launched in the capture by calls that are not in the trace.
+
+    A thread launches one kernel after the other; of a single one between others the call alone is missing, as
+    where ROCm fills memory. Old profilers do not record calls of the driver, which launch what a fuser
+    generated, and kernels of operators that are in the trace. None for a trace without links.
+    """
+    rows, linked = launches.gpu_rows, launches.linked
+    lost = (trace.kind[rows] == int(Kind.KERNEL)) & ~linked & ~launched_before(trace, rows)
+    lost &= (trace.correlation[rows] > 0) & (trace.correlation[rows] != NO_ID)
+    if not lost.any() or not linked.any():
+        return np.zeros(rows.size, dtype=np.bool_)
+    operators = trace.external_id[trace.rows(Kind.CPU_OP)]
+    lost[lost] = ~is_among(trace.external_id[rows[lost]], operators[operators > 0])
+    lost[lost] = ~trace.named_among(rows[lost], is_generated_kernel)
+    order = np.flatnonzero(trace.kind[rows] == int(Kind.KERNEL))
+    order = order[np.argsort(trace.correlation[rows[order]], kind="stable")]
+    ordered = np.concatenate(([False], lost[order], [False]))
+    lost[order] &= ordered[:-2] | ordered[2:]
+    return lost
 
 
 def match_ids(wanted: NarrowColumn, sorted_ids: NarrowColumn, rows: Rows) -> Rows:

@@ -217,8 +217,8 @@ def _mean_stage(sums: npt.NDArray[np.float64] | npt.NDArray[np.int64], even: Eve
 def between_stages(program: RunProgram) -> Mask:
     """Which parts of collectives pass data to another stage: sends, receives, and both at once."""
     joins = program.layout.joins
-    if not joins.kind.size:
-        return np.zeros(0, dtype=bool)
+    if not joins.kind.size or not joins.staged:
+        return np.zeros(joins.kind.size, dtype=bool)
     sent = np.array([name in POINT_TO_POINT for name in joins.kinds])[joins.kind]
     both = np.array([name == "send_recv" for name in joins.kinds])[joins.kind]
     sizes = np.array([*joins.group_sizes, 0])[joins.group]

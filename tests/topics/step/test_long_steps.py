@@ -270,3 +270,28 @@ def test_even_steps_have_no_long_one(tmp_path: Path) -> None:
     assert facts["long_steps_count"].value == 0
     assert facts["captured_steps"].value == 5
     assert facts["long_steps_pattern"].unknown == "no captured step is far longer than the others"
+
+
+@pytest.mark.parametrize(
+    ("operators", "kind", "fix"),
+    [
+        (10, "the same operators", "See what else runs on the host in that step"),
+        (20, "compute", "See what else is computed in that step"),
+    ],
+)
+def test_whether_a_step_of_a_cpu_is_long_by_more_operators(
+    tmp_path: Path, operators: int, kind: str, fix: str
+) -> None:
+    """Ten operators take 50 ms a step; those of the fourth of six steps take 100 ms."""
+    builder, start = TraceBuilder(0, 1, device=None), 1.0
+    for index in range(6):
+        count, length = (operators, 100.0) if index == 3 else (10, 50.0)
+        for place in range(count):
+            begin = start + place * length / count
+            builder.host("aten::mm", begin, begin + length / count, category="cpu_op")
+        builder.step(index, start, start + length)
+        start += length + 0.01
+    builder.write(tmp_path / "rank-0.json")
+    found = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1))
+    assert values(found, "long_steps_captured", "long_step_kind") == ("3", kind)
+    assert found.findings[0].fixes[0].title == fix

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from tracedoc.ranks.strategies.claim import BACKWARD, Claim, is_large, may_be_large, per_step
 from tracedoc.timeline.phases import Phase
@@ -151,10 +152,15 @@ ONLY_PASSES_DATA = "send and receive between ranks"
 PASSES_DATA_HOW = "a pipeline or ring attention: the trace does not tell"
 """The name and the evidence of ranks that pass data on without a sign of what for."""
 
+NO_STAGES_DO = "of gradients, parameters or samples: stages of a pipeline pass data both ways between passes"
+"""The evidence of ranks that train, and are no stages."""
+
+AFTER_BACKWARD = (Phase.OTHER, Phase.OPTIMIZER)
+
 
 def pipeline(signs: StrategySigns, world_size: int | None) -> Claim | None:
     """Return a pipeline with its schedule and micro-batches, as far as the order of passes shows them."""
-    traffic = [t for t in signs.select(P2P) if not CONTEXT_GROUP.search(t.group)]
+    traffic = _passed_on(signs)
     calls = sum(t.calls for t in traffic)
     evidence = [
         per_step(sum(t.calls for t in traffic if t.op == op), word)
@@ -166,6 +172,8 @@ def pipeline(signs: StrategySigns, world_size: int | None) -> Claim | None:
         confidence = "high"
     elif not calls:
         return None
+    elif not may_be_stage(signs):
+        return Claim(ONLY_PASSES_DATA, "unknown", "unknown", "low", (*evidence, NO_STAGES_DO))
     elif signs.passes > 1 and calls <= CALLS_A_PASS * signs.passes:
         confidence = "medium"
     else:
@@ -174,6 +182,27 @@ def pipeline(signs: StrategySigns, world_size: int | None) -> Claim | None:
     evidence += [f"{signs.passes} backward passes a step"] if signs.passes else []
     name = f"pipeline parallel ({', '.join(parts)})" if parts else "pipeline parallel"
     return Claim(name, "pipeline", "unknown", confidence, tuple(evidence))
+
+
+def _passed_on(signs: StrategySigns) -> list[Traffic]:
+    return [t for t in signs.select(P2P) if not CONTEXT_GROUP.search(t.group)]
+
+
+def may_be_stage(signs: StrategySigns) -> bool:
+    """Whether a rank may be a stage of a pipeline by what it passes on, or it does not show.
+
+    A stage that trains sends and receives, activations and gradients, and not only behind its backward pass.
+    """
+    traffic = _passed_on(signs)
+    ops = {t.op for t in traffic}
+    both = "send_recv" in ops or {"send", "recv"} <= ops
+    return not signs.passes or (both and any(t.phase not in AFTER_BACKWARD for t in traffic))
+
+
+def may_be_pipeline(ranks: Sequence[StrategySigns]) -> bool:
+    """Whether ranks that send and receive may be stages: one that trains may be, or none trains."""
+    training = [may_be_stage(signs) for signs in ranks if signs.passes]
+    return not training or any(training)
 
 
 def _schedule(signs: StrategySigns) -> str:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.ranks.arrival_replay import ArrivalReplay, arrival_replay
-from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.ranks.work_shares import work_shares
 from tracedoc.spans import Int64Array, Spans
@@ -95,7 +94,7 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
 
 @once
 def pipeline(run: RunView) -> Pipeline | None:
-    """The stages of a run, ``None`` where ranks pass no data from one to the next.
+    """The stages of a run, ``None`` where ranks pass no data from one to the next as stages do.
 
     Ranks that send to each other are one pipeline; the others beside it are its replicas. Two neighbours that
     send both ways are neighbouring stages; the first stage is that of the lowest rank at an end.
@@ -123,9 +122,8 @@ def _chains(run: RunView) -> list[list[int]]:
 
     A rank that was not captured is known from its neighbours on both sides.
     """
-    groups = run.matching.groups
     near: dict[int, set[int]] = defaultdict(set)
-    for group, neighbours in zip(groups, pipeline_pairs(groups), strict=True):
+    for group, neighbours in zip(run.matching.groups, run.matching.between_stages.tolist(), strict=True):
         if neighbours:
             sender, receiver = group.ranks
             near[sender].add(receiver)

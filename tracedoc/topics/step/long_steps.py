@@ -33,8 +33,8 @@ LEAST_IN_ORDER = 3
 KINDS = ("host", "input", "allocator", "compile", "gc", "compute", "communication", "copies")
 """What a long step has more than the usual one."""
 
-SLOWER = "the same kernels"
-"""Stands for compute that takes longer, though the step launches the same work."""
+SLOWER, SLOWER_ON_CPUS = "the same kernels", "the same operators"
+"""Stand for compute that takes longer, though the step launches, or on CPUs calls, the same work."""
 
 LASTS = ("regular", "from one on")
 
@@ -171,8 +171,10 @@ def why_long(run: RunView) -> WhyLong | Unknown:
     told = longest_step.of(digest) in found.numbers
     doing = longest_step_doing.of(digest) if told else ""
     kind = max(of, key=lambda kind: of[kind])
+    if kind == "compute" and _same_work(digest, found.numbers):
+        kind = SLOWER_ON_CPUS if digest.is_cpu else SLOWER
     return WhyLong(
-        kind=SLOWER if kind == "compute" and _same_work(digest, found.numbers) else kind,
+        kind=kind,
         ranks=tuple(rank for rank, ns in own.items() if ns >= INVOLVED * own[worst]),
         doing=doing if isinstance(doing, str) else "",
         input_frac=min(of["input"] / own[worst], 1.0),
@@ -204,9 +206,9 @@ def _long_and_others(digest: RankDigest, far: tuple[int, ...]) -> tuple[list[int
 
 
 def _same_work(digest: RankDigest, far: tuple[int, ...]) -> bool:
-    """Whether long steps launch as many kernels and thread blocks as the others; of CPUs not known."""
+    """Whether long steps have as many kernels and thread blocks as the others; on CPUs, operators."""
     long, others = _long_and_others(digest, far)
-    if digest.work is None or digest.is_cpu or not long or not others:
+    if digest.work is None or not long or not others:
         return False
     counts = (digest.work.kernels, digest.work.blocks)
     return all(abs(of[long].mean() - of[others].mean()) <= SAME_AMOUNT * of[others].mean() for of in counts)
@@ -329,13 +331,14 @@ def long_step_excess_ms(run: RunView) -> Value:
     return float(found.excess_ms.max()) if found.far.any() else NONE
 
 
-@run_fact(unit="text", values=(*KINDS, SLOWER), needs=(longest_step, *OF_LONGEST))
+@run_fact(unit="text", values=(*KINDS, SLOWER, SLOWER_ON_CPUS), needs=(longest_step, *OF_LONGEST))
 def long_step_kind(run: RunView) -> Value:
     """What the longest captured step has most of beyond the median step, on the rank that has most of it.
 
     "compute", exposed "communication" or "copies", and idle time: "input", "allocator", "compile", "gc"
     by what the host does, "host" for the rest. "the same kernels": compute takes longer, though long steps
-    launch as many kernels and thread blocks. Waiting in communication is that of others.
+    launch as many kernels and thread blocks; "the same operators": so on CPUs. Waiting in communication is
+    that of others.
     """
     return needed(why_long(run)).kind
 

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
-from tracedoc.ranks.groups import pipeline_pairs
 from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest
@@ -121,9 +120,8 @@ def _blamed(run: RunView) -> npt.NDArray[np.bool_]:
 
     Not those of pipeline neighbours: a stage waits for the one before it by design, and their work differs.
     """
-    between_stages = np.array(pipeline_pairs(run.matching.groups), dtype=bool)
     straggling = is_among(run.blame.root_lateness, STRAGGLING)
-    return np.asarray(straggling & ~between_stages[run.matching.group], dtype=bool)
+    return np.asarray(straggling & ~run.matching.between_stages[run.matching.group], dtype=bool)
 
 
 def _late_rank(run: RunView, place: int, steps: tuple[int, ...]) -> Straggler:
