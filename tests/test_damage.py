@@ -18,6 +18,7 @@ from tests.damage import (
     edited,
     gpu_ends_early,
     lost_thread,
+    read_text,
     shorter,
     without_marks,
 )
@@ -118,6 +119,16 @@ def test_a_rank_whose_clock_is_set_back_in_its_only_step_is_left_out(
     assert found.summary.startswith("Rank 2 is left out: its records end before a step")
     assert "clock-went-back" in {one.code for one in found.limits}
     assert not [one for one in found.findings if one.topic == "straggler"]
+
+
+def test_a_clock_that_is_set_back_while_the_gpu_runs_behind_its_host_is_seen(
+    shared_traces: Path, tmp_path: Path
+) -> None:
+    """The host of this job ends before: only what the streams run goes back."""
+    paths = files_of(shared_traces / "ddp_resnet_mi300_8rank_r0")
+    found = diagnosed(paths, Damage("clock", 0, edited(clock_set_back(0.8, 20))), tmp_path)
+    assert "clock-went-back" in {one.code for one in found.limits}
+    assert Truth(paths).invented(found, Damage("clock", 0, read_text)) == []
 
 
 @pytest.mark.parametrize(("number", "share"), [(5, "47 %"), (0, "20 %")])

@@ -105,7 +105,7 @@ def test_compute_capability_says_that_a_gpu_has_tensor_cores(diagnosed: Diagnosi
     first = diagnosed.findings[0]
     assert first.rule_id == "idle-tensor-cores"
     # GA102's paper: 16-bit inputs added up in fp32 at 59.5 TFLOP/s on an RTX 3080, fp32 at 29.8.
-    assert "at 2 times the rate of fp32" in first.message
+    assert "2 times as fast" in first.message
     assert diagnosed.ledger is not None
     # 110 ms in fp32, at twice the rate at the least.
     assert round(diagnosed.ledger.causes[0].share_ms) == 55

@@ -14,6 +14,7 @@ from tracedoc.timeline.launches import Called, Launches, Rows, kernel_launches, 
 from tracedoc.timeline.steps import HostSteps, Window
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.horizon import LOST_SHARE, kernels_end, went_back
 from tracedoc.units import format_ms, format_percent
@@ -39,7 +40,7 @@ def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, Calle
         )
     elif end is not None and until is not None:
         until = min(until, end)
-    back = _clock_went_back(trace)
+    back = _clock_went_back(trace, launches)
     if back is not None and (until is None or back[0] < until):
         until = back[0]
         limits = (
@@ -57,15 +58,24 @@ def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, Calle
     return known, launches, called, limits
 
 
-def _clock_went_back(trace: Trace) -> tuple[int, int] | None:
-    """The time in ns to which the clock went back first, and by how much."""
-    rows = trace.rows(Kind.CPU_OP)
-    rows = rows[trace.external_id[rows] > 0]
-    ids, threads = trace.external_id[rows], trace.thread[rows]
-    found = (
-        went_back(trace.ts_ns[rows[mine]], ids[mine])
-        for mine in (threads == thread for thread in distinct(threads).tolist())
+def _clock_went_back(trace: Trace, launches: Launches) -> tuple[int, int] | None:
+    """The time in ns to which the clock went back first, and by how much.
+
+    Operators are numbered as they are called, and streams run what was launched on them in that order.
+    """
+    operators, events = trace.rows(Kind.CPU_OP), launches.gpu_rows
+    lane = trace.device[events].astype(np.int64) << 32 | (trace.stream[events] & 0xFFFFFFFF)
+    numbered = (
+        (operators, trace.external_id[operators], trace.thread[operators]),
+        (events, trace.correlation[events], lane),
     )
+    found = []
+    for rows, ids, places in numbered:
+        for place in distinct(places[ids > 0]).tolist():
+            mine = (ids > 0) & (places == place)
+            mine[mine] = ids[mine] != NO_ID
+            order = np.argsort(trace.ts_ns[rows[mine]], kind="stable")
+            found.append(went_back(trace.ts_ns[rows[mine]][order], ids[mine][order]))
     return min((one for one in found if one is not None), default=None)
 
 
@@ -83,11 +93,11 @@ def known_windows(
     # Behind the last launch with a kernel, those of a whole capture may have run when it was over.
     last = calls.size if cut else int(np.flatnonzero(~missing).max(initial=-1)) + 1
     positions = {step.index: position for position, step in enumerate(host.steps)}
-    what, without_calls = _lost_thread(trace, launches, windows)
+    without_thread = _lost_thread(trace, launches, windows)
     known, lacking = [], 0
-    for window, unknown in zip(windows, without_calls, strict=True):
+    for window in windows:
         position = positions.get(window.index)
-        first, end, whole = 0, last, not unknown
+        first, end, whole = 0, last, not without_thread
         if position is not None:
             step = host.steps[position]
             first, end = np.searchsorted(begins[:last], (step.start_ns, step.end_ns)).tolist()
@@ -100,36 +110,33 @@ def known_windows(
     limits = []
     if lacking and not cut:
         share = format_percent(float(missing[:last].mean()))
+        steps = "a step" if lacking == 1 else f"{lacking} steps"
         limits.append(
             TraceLimit(
                 "lost-kernels",
                 trace.info.source,
                 f"{share} of the launched kernels are not in the trace",
-                f"{_steps(lacking)} with such launches cannot be analysed: what looks idle may be busy",
+                f"{steps} with such launches cannot be analysed: what looks idle may have been busy",
             )
         )
-    if any(without_calls):
-        effect = f"{_steps(sum(without_calls))} cannot be analysed: what the host did meanwhile is unknown"
-        limits.append(TraceLimit("lost-thread", trace.info.source, what, effect))
+    if without_thread:
+        effect = "no step can be analysed: what a thread of the host did is unknown"
+        limits.append(TraceLimit("lost-thread", trace.info.source, without_thread, effect))
     return tuple(known), tuple(limits)
 
 
-def _steps(count: int) -> str:
-    return "a step" if count == 1 else f"{count} steps"
+def _lost_thread(trace: Trace, launches: Launches, windows: Sequence[Window]) -> str:
+    """What shows that the events of a host's thread are missing, "" where nothing does.
 
-
-def _lost_thread(trace: Trace, launches: Launches, windows: Sequence[Window]) -> tuple[str, list[bool]]:
-    """What shows that events of a host's thread are missing, and in which windows they are."""
-    if not launches.gpu_rows.size:
-        called, lost = _transfers(trace, max((one.end_ns for one in windows if one.complete), default=0))
-        what = f"{lost} of {called} collectives that were called never run in the trace"
-        return what, [lost > LOST_SHARE * called] * len(windows)
-    without = lost_calls(trace, launches)
-    begins = trace.ts_ns[launches.gpu_rows]
-    parts = (slice(*np.searchsorted(begins, (one.start_ns, one.end_ns))) for one in windows)
-    share = format_percent(float(without.mean()))
-    what = f"the calls that launched {share} of the kernels are not in the trace"
-    return what, [bool(without[part].any() and without[part].mean() > LOST_SHARE) for part in parts]
+    A thread does its part of every step: one that seems to lack nothing lies somewhere else.
+    """
+    if launches.gpu_rows.size:
+        share = float(lost_calls(trace, launches).mean())
+        what = f"the calls that launched {format_percent(share)} of the kernels are not in the trace"
+        return what if share > LOST_SHARE else ""
+    called, lost = _transfers(trace, max((one.end_ns for one in windows if one.complete), default=0))
+    what = f"{lost} of {called} collectives that were called never run in the trace"
+    return what if lost > LOST_SHARE * called else ""
 
 
 def _transfers(trace: Trace, until_ns: int) -> tuple[int, int]:

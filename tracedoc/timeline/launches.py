@@ -97,7 +97,7 @@ def lost_calls(trace: Trace, launches: Launches) -> npt.NDArray[np.bool_]:
     order = order[np.argsort(trace.correlation[rows[order]], kind="stable")]
     ordered = np.concatenate(([False], lost[order], [False]))
     lost[order] &= ordered[:-2] | ordered[2:]
-    return lost
+    return np.asarray(lost, dtype=np.bool_)
 
 
 def match_ids(wanted: NarrowColumn, sorted_ids: NarrowColumn, rows: Rows) -> Rows:
