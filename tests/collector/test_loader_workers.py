@@ -76,11 +76,13 @@ def test_the_loop_keeps_its_name_by_which_it_is_started_anew() -> None:
 
 
 def test_workers_are_added_up_and_damaged_files_passed_over() -> None:
-    words = json.dumps({"stacks": [{"ms": 3, "frames": ["data.py(1): load@2"]}], "made_ms": 3, "disk_ms": 1})
-    for pid, text in ((1, words), (2, words), (3, "{"), (4, '[{"ms": "much"}]')):
+    words = {"stacks": [{"ms": 3, "frames": ["data.py(1): load@2"]}], "made_ms": 3, "disk_ms": 1}
+    files = [json.dumps({**words, "seen_ms": seen}) for seen in (4, 6)] + ["{", '[{"ms": "much"}]']
+    for pid, text in enumerate(files, 1):
         Path(loader_workers._path(pid)).write_text(text)
     stacks = [{"ms": 6.0, "frames": ["data.py(1): load@2"]}]
-    assert read_workers([1, 2, 3, 4, 5]) == {"stacks": stacks, "made_ms": 6.0, "disk_ms": 2.0}
+    found = {"stacks": stacks, "made_ms": 6.0, "disk_ms": 2.0, "made_frac": 0.75}
+    assert read_workers([1, 2, 3, 4, 5]) == found
     forget_workers([1, 2, 3, 4, 5])
     assert read_workers([1, 2])["stacks"] == []
 

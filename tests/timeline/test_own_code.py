@@ -12,7 +12,7 @@ from tracedoc.ranks.run_view import build_run_view, ended_early
 from tracedoc.ranks.source_step import places_of_source_step
 from tracedoc.testing.builder import TraceBuilder
 from tracedoc.testing.lanes import parse_lanes
-from tracedoc.timeline.script_code import CodePlace
+from tracedoc.timeline.script_code import CodePlace, place_of_stack
 from tracedoc.trace.kineto import read_trace
 from tracedoc.worker import digest_file
 
@@ -118,6 +118,40 @@ def test_a_function_that_runs_the_whole_step_is_named_by_what_it_calls(tmp_path:
         ("`sleep` in `main` (`train.py:30`)", False, 30),
         ("`main` (`train.py:30`)", False, 10),
     ]
+
+
+LOOP = "lightning/pytorch/loops/fit_loop.py(208): run"
+
+
+def test_a_library_that_runs_the_steps_is_no_call_of_the_script(tmp_path: Path) -> None:
+    """A trainer calls the model: what it calls beside is told as its own, not as a call of the script.
+
+    Its logger takes 30 ms; training_step 45, of which operators cover 20; its loop has the other 25.
+    """
+    found = places(
+        tmp_path,
+        ("train.py(3): <module>", 0, 100, "python_function"),
+        (LOOP, 0, 100, "python_function"),
+        ("lightning/pytorch/loggers/csv_logs.py(5): save", 10, 40, "python_function"),
+        ("model.py(4): training_step", 45, 90, "python_function"),
+        ("nn.Module: Linear_0", 50, 80, "python_function"),
+        ("aten::mm", 50, 60, "cpu_op"),
+        ("aten::mm", 70, 80, "cpu_op"),
+    )
+    run = "`run` (`lightning/pytorch/loops/fit_loop.py:208`)"
+    assert found == [
+        (f"`save` in {run}", False, 30),
+        (run, False, 25),
+        ("`training_step` (`model.py:4`)", False, 25),
+    ]
+
+
+def test_a_sampled_stack_of_a_trainer_ends_in_its_loop() -> None:
+    script = "train.py(3): <module>"
+    stack = ("lightning/pytorch/loggers/csv_logs.py(5): save@9", f"{LOOP}@217", f"{script}@39")
+    loop = {LOOP, script}
+    assert str(place_of_stack(stack, loop)) == "`save` in `run` (`lightning/pytorch/loops/fit_loop.py:217`)"
+    assert place_of_stack(("torch/nn/modules/module.py(7): _call_impl@9", *stack[1:]), loop) is None
 
 
 def test_a_comprehension_is_part_of_its_function(tmp_path: Path) -> None:

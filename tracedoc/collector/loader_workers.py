@@ -63,7 +63,7 @@ class WorkerSamples:
         self._loop, self._thread = loop, threading.get_ident()
         self._state = f"/proc/self/task/{threading.get_native_id()}/stat"
         self._stacks = StackTimes()
-        self._made_ns = self._disk_ns = 0
+        self._seen_ns = self._made_ns = self._disk_ns = 0
         self._ended = threading.Event()
         self._sampler = threading.Thread(target=self._watch, name=f"{OWN_THREADS}worker", daemon=True)
         self._sampler.start()
@@ -81,6 +81,7 @@ class WorkerSamples:
             state, stack = self._sample()
             now = time.perf_counter_ns()
             self._stacks.add(stack, now - last)
+            self._seen_ns += now - last
             self._made_ns += (now - last) if stack else 0
             self._disk_ns += (now - last) if stack and state == DISK else 0
             last, pause_s, taken = now, pause_s * PAUSE_GROWS, taken + 1
@@ -103,6 +104,7 @@ class WorkerSamples:
     def _write(self) -> None:
         found = {
             "stacks": in_words(self._stacks.most()),
+            "seen_ms": self._seen_ns / 1e6,
             "made_ms": self._made_ns / 1e6,
             "disk_ms": self._disk_ns / 1e6,
         }
@@ -133,15 +135,18 @@ def read_workers(pids: Iterable[int]) -> Plain:
     """What workers of this host did so far: their ``stacks``, those with most ms together first.
 
     In ``made_ms`` they made batches, and in ``disk_ms`` of these they waited for a disk, or a file system on
-    the network.
+    the network; ``made_frac`` is the share of its time for which the busiest one made some.
     """
     stacks: dict[tuple[str, ...], float] = defaultdict(float)
     made_ms = disk_ms = 0.0
+    made_frac: float | None = None
     for pid in pids:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             with open(_path(pid), encoding="utf-8") as file:
                 found = json.load(file)
-            made_ms, disk_ms = made_ms + float(found["made_ms"]), disk_ms + float(found["disk_ms"])
+            of_one_ms = float(found["made_ms"])
+            made_ms, disk_ms = made_ms + of_one_ms, disk_ms + float(found["disk_ms"])
+            made_frac = max(made_frac or 0.0, of_one_ms / float(found["seen_ms"]))
             for one in found["stacks"]:
                 stacks[tuple(one["frames"])] += float(one["ms"])
     most = sorted(stacks, key=lambda frames: -stacks[frames])[:KEPT_STACKS]
@@ -149,6 +154,7 @@ def read_workers(pids: Iterable[int]) -> Plain:
         "stacks": [{"ms": stacks[frames], "frames": list(frames)} for frames in most],
         "made_ms": made_ms,
         "disk_ms": disk_ms,
+        "made_frac": made_frac,
     }
 
 

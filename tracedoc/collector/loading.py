@@ -98,7 +98,8 @@ class LoaderWatch:
 
         ``tokens`` are pairs of real ones and of places in each batch. Of each worker that lived through the
         window ``ran_us``, ``waited_us`` for a core, and bytes; ``fresh`` came in it. ``stacks`` are those
-        of workers since they began: they made batches for ``made_ms``, of it ``disk_ms`` waiting for a disk.
+        of workers since they began: they made batches for ``made_ms``, of it ``disk_ms`` waiting for a disk,
+        the busiest for a share of ``made_frac``.
         """
         wall, self._since = time.perf_counter_ns() - self._since, 0
         now = self._read()

@@ -9,7 +9,7 @@ handful of steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import ceil, comb, expm1
+from math import ceil, comb, expm1, hypot, log
 
 import msgspec
 import numpy as np
@@ -118,11 +118,12 @@ def step_change(base: Diagnosis, head: Diagnosis) -> StepChange | None:
     old, new = _logged(base), _logged(head)
     if old is None or new is None:
         return found
+    low, change, high = _between_intervals(old, new)
     return replace(
         found,
-        change_frac=(new.low_ms + new.high_ms) / (old.low_ms + old.high_ms) - 1,
-        low_frac=new.low_ms / old.high_ms - 1,
-        high_frac=new.high_ms / old.low_ms - 1,
+        change_frac=change,
+        low_frac=low,
+        high_frac=high,
         base_waited_frac=old.waited_frac,
         head_waited_frac=new.waited_frac,
         logged=True,
@@ -154,6 +155,21 @@ def _logged(diagnosis: Diagnosis) -> _Logged | None:
     ordered = diagnosis.value("slow_steps_pattern") in IN_ORDER
     slow = diagnosis.number("slow_steps_cost_ms") if ordered else None
     return _Logged(low, high, mean, min(diagnosis.number("logged_core_wait_frac") or 0.0, 1.0), slow or 0.0)
+
+
+def _between_intervals(old: _Logged, new: _Logged) -> tuple[float, float, float]:
+    """The change from one median to another as a share, low, likely and high, by the interval of each.
+
+    They are estimated apart, so their errors add as squares, on logarithms and on each side by itself (Zou
+    and Donner, Construction of confidence limits about effect measures, 2008).
+    """
+    (old_low, old_mid, old_high), (new_low, new_mid, new_high) = (
+        (log(one.low_ms), log((one.low_ms + one.high_ms) / 2), log(one.high_ms)) for one in (old, new)
+    )
+    change = new_mid - old_mid
+    low = change - hypot(new_mid - new_low, old_high - old_mid)
+    high = change + hypot(new_high - new_mid, old_mid - old_low)
+    return expm1(low), expm1(change), expm1(high)
 
 
 def noise_of(*, on_cpu: bool) -> float:
@@ -274,16 +290,17 @@ def _waited(diagnosis: Diagnosis, steps_ms: Sequence[float]) -> float:
 
 
 def _agreed(change: StepChange) -> bool:
-    """True where the captured steps differ for sure, if not surely by more than noise, and the others say it.
+    """True where steps differ for sure, if not surely by more than noise, and other ones of the runs say it.
 
-    The steps without the profiler are many and are other ones: where their median and that of the captured
-    steps change by more than noise, in one direction, that is no chance.
+    Captured steps and those without the profiler are other ones: where the medians of both change by more
+    than noise, in one direction, that is no chance.
     """
     base, head = change.base_unprofiled_ms, change.head_unprofiled_ms
-    if change.logged or not base or not head or change.low_frac <= 0 <= change.high_frac:
+    others = change.captured_frac if change.logged else head / base - 1 if head and base else 0.0
+    if change.low_frac <= 0 <= change.high_frac:
         return False
     sign = 1 if change.change_frac > 0 else -1
-    return min(sign * change.change_frac, sign * (head / base - 1)) > change.noise_frac
+    return min(sign * change.change_frac, sign * others) > change.noise_frac
 
 
 def _contradicted(change: StepChange) -> bool:

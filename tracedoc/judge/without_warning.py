@@ -111,7 +111,7 @@ def pair_words(finding: Finding) -> str:
     if not finding.is_pair:
         return ""
     alone = saved_words(finding.alone_ms or 0.0)
-    return f" with {finding.overlaps} behind it; alone it saves {alone}"
+    return f" with {finding.overlaps} mended too, else {alone}"
 
 
 def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:

@@ -123,7 +123,7 @@ def cost_text(
     if same:
         costs += f", the same time as {overlaps or before}"
     elif finding.is_pair and overlaps:
-        costs += f" with {overlaps} behind it; alone it saves {alone}"
+        costs += f" with {overlaps} mended too, else {alone}"
     elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
         overlaps = before
         hides = "is mended, which hides" if number == 2 else "are mended, which hide"

@@ -29,7 +29,7 @@ class LoaderWindow:
     made, in ``starts_ms`` together. In the captured steps ``workers`` is what the kernel counted for each,
     ``fresh`` how many came. ``cpus`` are those that a worker may use, ``tokens`` the real ones and the places
     of each batch. ``stacks`` are those of workers that make batches, since each began: in ``made_ms``
-    together, and in ``disk_ms`` of it they waited for a disk.
+    together, the busiest for ``made_frac`` of its time, and in ``disk_ms`` of it they waited for a disk.
     """
 
     wall_us: int = 0
@@ -45,6 +45,7 @@ class LoaderWindow:
     stacks: Stacks = ()
     made_ms: float = 0.0
     disk_ms: float = 0.0
+    made_frac: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,7 @@ def _loader(window: Entry, part: Entry) -> LoaderWindow:
         stacks=read_stacks(entry),
         made_ms=value_at(entry, "made_ms", float) or 0.0,
         disk_ms=value_at(entry, "disk_ms", float) or 0.0,
+        made_frac=value_at(entry, "made_frac", float),
     )
 
 
@@ -197,7 +199,7 @@ class SampledStep:
 class Samples:
     """Steps whose stacks were ``sampled``: of ``long`` ones of all ``steps`` some, and some to compare with.
 
-    ``loop`` are the frames around every step.
+    ``loop`` are the frames around every step, without the lines that they were in.
     """
 
     steps: int = 0
@@ -211,7 +213,7 @@ def read_samples(entry: Entry) -> Samples:
     return Samples(
         steps=value_at(entry, "steps", int) or 0,
         long=value_at(entry, "long", int) or 0,
-        loop=texts_at(entry, "loop"),
+        loop=tuple(frame.rpartition("@")[0] for frame in texts_at(entry, "loop")),
         sampled=tuple(_sampled(entry)),
     )
 

@@ -6,6 +6,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
+from types import MappingProxyType
 
 import msgspec
 import numpy as np
@@ -147,8 +148,9 @@ def places_in(
     owners = owners_of(trace, frames)
     if not through_calls:
         owners |= {index: OPAQUE for index in owners if trace.names[index].startswith("<")}
+    loops = _loops_of_libraries(trace, frames, threads, owners)
     found = []
-    for place, spans in when_innermost(trace, frames, threads, wanted, owners):
+    for place, spans in when_innermost(trace, frames, threads, wanted, owners, loops):
         spans = spans & wanted
         inside = (spans & loading).total_ns
         found.append(msgspec.structs.replace(place, loading=True, time_ns=inside))
@@ -168,23 +170,52 @@ def when_innermost(
     threads: np.ndarray,
     wanted: Spans,
     owners: Mapping[int, CodePlace | str],
+    loops: Mapping[int, CodePlace] = MappingProxyType({}),
 ) -> Iterator[tuple[CodePlace, Spans]]:
-    """When each function or range of the script is the innermost one on some threads, around wanted times."""
+    """When each function or range of the script is the innermost one on some threads, around wanted times.
+
+    A function of a library that is one of ``loops`` is a place, too, but where torch calls it.
+    """
     counting = is_among(trace.name[frames], [index for index, owner in owners.items() if owner != THROUGH])
     long = trace.dur_ns[frames] >= wanted.total_ns * LEAST_CALL
     whole = (trace.ts_ns[frames] <= wanted.starts.min()) & (trace.end_ns[frames] >= wanted.ends.max())
-    split = frozenset(trace.name[frames[whole]].tolist())
+    split = frozenset({*trace.name[frames[whole]].tolist(), *loops})
     frames = frames[counting | long]
     thread_of = trace.thread[frames]
     pieces: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
     for thread in threads.tolist():
-        for name, call, start, end in _innermost(trace, frames[thread_of == thread], owners, split):
+        for name, call, start, end in _innermost(trace, frames[thread_of == thread], owners, split, loops):
             pieces[name, call].append((start, end))
     for (name, call), pairs in pieces.items():
-        place = owners[name]
+        place = loops.get(name, owners[name])
         if isinstance(place, CodePlace):
             yield msgspec.structs.replace(place, call=call), Spans.from_pairs(pairs)
 
+
+def _loops_of_libraries(
+    trace: Trace, frames: np.ndarray, threads: np.ndarray, owners: Mapping[int, CodePlace | str]
+) -> dict[int, CodePlace]:
+    """The functions of libraries that run the steps, as a trainer's, by their names.
+
+    Such a one calls the model or an optimizer: it is no call of the script's to take out of the step.
+    """
+    marks = trace.rows_named(lambda name: name.startswith(CALLS_OF_TRAINING), Kind.PYTHON, Kind.ANNOTATION)
+    begun = np.sort(trace.ts_ns[marks[is_among(trace.thread[marks], threads)]])
+    of_library = is_among(trace.name[frames], [name for name, owner in owners.items() if owner == THROUGH])
+    rows = frames[of_library & is_among(trace.thread[frames], threads)]
+    holds = np.searchsorted(begun, trace.end_ns[rows]) > np.searchsorted(begun, trace.ts_ns[rows], "right")
+    of_name = {name: place_of_frame(trace.names[name]) for name in distinct(trace.name[rows]).tolist()}
+    # A call that runs since before the recording has another line.
+    running = {_function(of_name[name]) for name in distinct(trace.name[rows[holds]]).tolist()}
+    return {name: place for name, place in of_name.items() if place and _function(place) in running}
+
+
+def _function(place: CodePlace | None) -> tuple[str, str] | None:
+    return (place.file, place.function) if place else None
+
+
+CALLS_OF_TRAINING = ("nn.Module: ", "Optimizer.step#")
+"""Frames and ranges of a model, and of an optimizer's step, begin with these."""
 
 THROUGH, OPAQUE = "through", "opaque"
 
@@ -228,8 +259,8 @@ def place_of_stack(frames: Iterable[str], loop: Container[str]) -> CodePlace | N
     """The function of the script that a sampled stack is in, ``None`` where it does what all steps do.
 
     Frames run from the innermost outwards, as ``train.py(12): main@15``. Functions of ``loop`` are around
-    every step: such a one has its line and what it calls, and ``None`` stands for torch working for it. A
-    data loader that runs no function of the script is waited for.
+    every step: such a one, of a trainer too, has its line and what it calls, and ``None`` stands for torch
+    working for it. A data loader that runs no function of the script is waited for.
     """
     call, works = "", False
     for frame in frames:
@@ -237,6 +268,8 @@ def place_of_stack(frames: Iterable[str], loop: Container[str]) -> CodePlace | N
         if name.startswith("torch/utils/data/dataloader.py"):
             return CodePlace("", 0, LOADER, loading=True, time_ns=0)
         owner = _owner(name)
+        if owner == THROUGH and name in loop:
+            owner = place_of_frame(name) or owner
         if isinstance(owner, CodePlace):
             if name not in loop:
                 return owner
@@ -246,9 +279,9 @@ def place_of_stack(frames: Iterable[str], loop: Container[str]) -> CodePlace | N
     return None
 
 
-def place_of_frame(frame: str) -> CodePlace | None:
-    """The function that a sampled frame runs, of a library too, ``None`` where it is none of Python."""
-    match = FRAME.match(frame.rpartition("@")[0])
+def place_of_frame(name: str) -> CodePlace | None:
+    """The function that a frame runs, of a library too, ``None`` where it is none of Python."""
+    match = FRAME.match(name)
     return CodePlace(match["file"], int(match["line"]), match["function"], False, 0) if match else None
 
 
@@ -259,7 +292,11 @@ def _called(name: str) -> str:
 
 
 def _innermost(
-    trace: Trace, rows: np.ndarray, owners: Mapping[int, CodePlace | str], split: Container[int]
+    trace: Trace,
+    rows: np.ndarray,
+    owners: Mapping[int, CodePlace | str],
+    split: Container[int],
+    loops: Container[int],
 ) -> list[tuple[int, str, int, int]]:
     """Return ``(name, call, start, end)`` of the times at which a frame that owns them is the innermost one.
 
@@ -285,7 +322,7 @@ def _innermost(
             found.append((*open_[-1][:2], since, start))
         since = max(since, start) if open_ else start
         owner, call, last = open_[-1] if open_ else (name, "", end)
-        if owners[name] != THROUGH:
+        if owners[name] != THROUGH or (name in loops and owners[owner] != OPAQUE):
             owner, call = name, ""
         elif not call and owner in split:
             call = _called(trace.names[name])

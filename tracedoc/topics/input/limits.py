@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracedoc.facts.catalog import digest_fact, manifest_fact, run_fact
+from tracedoc.facts.catalog import digest_fact, manifest_fact, ranks_fact, run_fact
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.step.rank_digest import RankDigest, StepDigest
@@ -76,6 +76,20 @@ def _waits(rank: RankJob) -> dict[str, float] | Unknown:
 def _workers(rank: RankJob) -> int:
     window = rank.machine.loader
     return max(len(window.workers) if window is not None else 0, rank.loader.workers or 0)
+
+
+@ranks_fact(unit="bool")
+def workers_idle(run: RunView, digest: RankDigest) -> Value:
+    """Whether no worker makes batches for half of its time: they are ready, but taking one takes time.
+
+    A process that runs, or waits for a core, may be copying a batch. False where nobody looked.
+    """
+    rank = run.job.rank(digest.rank)
+    window = rank.machine.loader if rank is not None else None
+    if window is None or window.made_frac is None or not window.workers or not window.wall_us:
+        return False
+    busy_us = max(one.get("ran_us", 0) + one.get("waited_us", 0) for one in window.workers)
+    return max(busy_us / window.wall_us, window.made_frac) < BUSY
 
 
 @manifest_fact(unit="fraction")

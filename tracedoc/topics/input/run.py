@@ -209,7 +209,7 @@ def worker_code(loader: LoaderWindow) -> str:
     """The function in which workers make batches for half of their time or more, else "none"."""
     by_place: dict[CodePlace, float] = defaultdict(float)
     for ms, frames in loader.stacks:
-        place = place_of_stack(frames, ()) or place_of_frame(frames[0])
+        place = place_of_stack(frames, ()) or place_of_frame(frames[0].rpartition("@")[0])
         if place is not None:
             by_place[place] += ms
     longest = max(by_place, key=lambda one: by_place[one], default=None)

@@ -122,7 +122,7 @@ def _stopped(run: RunView) -> SlowCode | None:
 def _doing(place: CodePlace, rank: RankJob, slow: Sequence[SampledStep], longer: TakesLonger) -> str:
     if place.loading:
         return LOADING
-    loop = _loop(rank)
+    loop = rank.samples.loop
     saved = sum(
         ms
         for step in slow
@@ -143,17 +143,13 @@ def _takes_longer(
     """
     whole = [one for one in slow if one.whole]
     judged = whole if beside and whole else slow
-    longer = sum(_ms_by_place(judged, others, len(whole), _loop(rank)).values())
+    longer = sum(_ms_by_place(judged, others, len(whole), rank.samples.loop).values())
     if beside:
         judged, others = [[replace(one, stacks=one.beside) for one in of] for of in (judged, others)]
-    loop = () if beside else _loop(rank)
+    loop = () if beside else rank.samples.loop
     usual = _ms_by_place(others, (), 0, loop) if not ordered else {}
     least = {place: OWN * ms * len(judged) / len(others) for place, ms in usual.items()}
     return TakesLonger(len(judged), longer, _ms_by_place(judged, others, len(whole), loop), least)
-
-
-def _loop(rank: RankJob) -> Container[str]:
-    return {frame.rpartition("@")[0] for frame in rank.samples.loop}
 
 
 def _slow_and_others(run: RunView, rank: RankJob) -> tuple[list[SampledStep], list[SampledStep], bool]:
@@ -273,7 +269,7 @@ def gc_code(run: RunView) -> Value:
     by_place: dict[CodePlace, float] = defaultdict(float)
     for rank in run.job.ranks:
         for ms, frames in rank.collecting:
-            if (place := place_of_stack(frames, _loop(rank))) is not None:
+            if (place := place_of_stack(frames, rank.samples.loop)) is not None:
                 by_place[place] += ms
     if not by_place:
         return Unknown("no stacks of long collections are known (`tracedoc collect`)")

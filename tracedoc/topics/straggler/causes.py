@@ -303,8 +303,8 @@ def _is_loop(run: RunView, place: CodePlace) -> bool:
 def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
     """The ranks, of those that recorded a step with stacks, whose step tells something: few of many.
 
-    ``recorded`` are in order. The first one stands for what all do, late ones and those of the stage that is
-    away for longest for themselves, and beside them one is needed that is not late.
+    ``recorded`` are in order. Late ones and those of the stage that is away for longest stand for themselves,
+    the first two others for what all do: what takes long on one of them alone is chance.
     """
     if len(recorded) < 2:
         return list(recorded)
@@ -314,7 +314,7 @@ def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
         late |= {run.digests[place].rank for place in found.stages[int(found.stage_away_ns.argmax())]}
     late &= set(recorded)
     on_time = [rank for rank in recorded if rank not in late]
-    return sorted({recorded[0], *late, *on_time[:1]})
+    return sorted({recorded[0], *late, *on_time[:2]})
 
 
 def _noticed(run: RunView) -> list[Straggler]:
