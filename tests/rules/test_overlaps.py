@@ -145,7 +145,7 @@ def test_two_findings_that_hide_each_other_are_one_row(
     if rows == 1:
         assert (one.told_ms, one.is_pair, other.told_ms) == (40.0, True, None)
         costs = cost_text(one, 100.0, overlaps="finding 2")
-        assert costs.startswith("costs 40 ms of the 100 ms step (40 %) with finding 2 mended too, else 2 ms")
+        assert costs.startswith("costs 2 ms of the 100 ms step, 40 ms (40 %) with finding 2 mended as well")
         assert cost_text(other, 100.0, overlaps="finding 1") == "counts with finding 1"
     else:
         assert (one.told_ms, other.told_ms) == (2.0, 38.0)

@@ -93,7 +93,6 @@ def summarise(
         sentences = [
             *said,
             _inherent(findings, named, ledger, run, {one.title for one in plan}),
-            _profiled(measurements, named[0], ledger),
             outcome(
                 measurements,
                 findings,
@@ -104,6 +103,7 @@ def summarise(
                 step=step,
                 small_batch=small,
             ),
+            _profiled(measurements, named[0], ledger),
         ]
     elif rules_left_out:
         judged = len(judgement.verdicts)
@@ -121,13 +121,14 @@ def summarise(
 
 def _profiled(measurements: Measurements, finding: Finding, ledger: Ledger | None) -> str:
     """That the profiler slows the host, where it is what a GPU waits for and no step was timed without it."""
-    causes = ledger.causes if ledger is not None and not measurements.is_cpu else ()
+    if ledger is None or measurements.is_cpu:
+        return ""
     partner = finding.overlaps if finding.is_pair else ""
-    paced = [one for one in causes if one.id in PACED_BY_HOST]
+    paced = [one for one in ledger.causes if one.id in PACED_BY_HOST]
     if not any(finding.rule_id in one.told_by or one.words == partner for one in paced):
         return ""
     timed = any(isinstance(unprofiled_step_ms(one), float) for one in measurements.run.job.ranks)
-    return "" if timed else "The profiler slows the host: time a step without it first."
+    return "" if timed else "Part of this may be the profiler, which slows the host: time a step without it."
 
 
 def _caution(measurements: Measurements) -> str:
@@ -277,7 +278,7 @@ def outcome(
         return f"{first.title}{precision}: {change}{same_work}{also}."
     if first is not None and batch is not None and batch.predicted is not None and first.predicted is None:
         change = format_step_change(batch.predicted.before_ms, batch.predicted.step_ms)
-        return f"{first.title}; or {lowered(batch.title)}: {change}{SAME_SAMPLES}."
+        return f"{batch.title}: {change}{SAME_SAMPLES}; for what is left, {lowered(first.title)}."
     if first is not None and all(one.gain is None for one in named):
         return f"{first.title}: what that saves cannot be told from this run."
     return _without(measurements, named, ledger, step, first)

@@ -346,6 +346,9 @@ def _heard(
     if likely is None and share >= sum(one.share_ms for one in mine) > 0:
         likely = alone[1]
     kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
+    alone_on = [one.ranks for one in mine if one.id.partition(".")[0] not in BETWEEN_RANKS]
+    if rule.scope == "run" and mine and len(alone_on) == len(mine) and all(alone_on):
+        kept = replace(kept, ranks=tuple(sorted(set().union(*alone_on))))
     kept = _on_every_rank(kept, mine, measurements)
     return _Priced(kept, () if claim.saves else mine, share, claim.conditions)
 

@@ -38,7 +38,12 @@ def gain_ms(finding: Finding) -> float:
 
 
 def cost_words(finding: Finding) -> str:
-    """What a finding costs the step: ``11 ms``, ``up to 31 ms`` of a bound; "" where that is not known."""
+    """What a finding costs the step: ``11 ms``, ``up to 31 ms`` of a bound; "" where that is not known.
+
+    Of two that hide each other what mending this one saves (:func:`pair_words`).
+    """
+    if finding.is_pair:
+        return saved_words(finding.alone_ms or 0.0)
     if finding.told_ms is not None:
         return format_ms(finding.told_ms)
     likely = finding.gain is not None and finding.gain.likely_ms is not None
@@ -97,7 +102,7 @@ def _costs(
     apart = [(ms, one) for ms, one in large if not is_told(one, told)]
     ofs = [f" of the {format_ms(step)} step", *[""] * len(apart)]
     parts = [
-        f"{_short_name(one)}: {format_ms(ms)}{of}{pair_words(one)}"
+        f"{_short_name(one)}: {cost_words(one) if one.is_pair else format_ms(ms)}{of}{pair_words(one)}"
         for (ms, one), of in zip(apart, ofs, strict=False)
     ]
     said = "; ".join(parts)
@@ -107,11 +112,10 @@ def _costs(
 
 
 def pair_words(finding: Finding) -> str:
-    """With what a finding costs that much, of two that hide each other; else ""."""
+    """What mending a finding saves together with the one that hides it and is hidden by it; else ""."""
     if not finding.is_pair:
         return ""
-    alone = saved_words(finding.alone_ms or 0.0)
-    return f" with {finding.overlaps} mended too, else {alone}"
+    return f", {format_ms(finding.told_ms or 0.0)} with {finding.overlaps} mended as well"
 
 
 def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:

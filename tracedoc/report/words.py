@@ -123,7 +123,8 @@ def cost_text(
     if same:
         costs += f", the same time as {overlaps or before}"
     elif finding.is_pair and overlaps:
-        costs += f" with {overlaps} mended too, else {alone}"
+        share = f"{told} ({format_percent(told_ms / step_ms)})"
+        costs = f"costs {alone} of the {format_ms(step_ms)} step, {share} with {overlaps} mended as well"
     elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
         overlaps = before
         hides = "is mended, which hides" if number == 2 else "are mended, which hide"
