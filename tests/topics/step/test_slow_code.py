@@ -61,7 +61,9 @@ def run_of_ranks(
         for number, ms in of_rank.items():
             log.extend([STOPPED << 32, number * 10**9 - 10**6, ms * 10**6])
     ranks = tuple(
-        RankJob(rank, samples=Samples(40, 4, (MAIN,), tuple(steps)), log=StepLog(rank, 0, log))
+        RankJob(
+            rank, samples=Samples(40, 4, (MAIN.partition("@")[0],), tuple(steps)), log=StepLog(rank, 0, log)
+        )
         for rank, (steps, log) in enumerate(zip(sampled, stops, strict=True))
     )
     return SimpleNamespace(job=Job(ranks), kept={}, digests=())
