@@ -29,7 +29,7 @@ from tracedoc.judge.replayed import with_predictions
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.rule_cache import choose, kept_rules
 from tracedoc.ledger import Ledger
-from tracedoc.predicted import PlanStep, ReplayReport, Tried, WhatIf, read_tried
+from tracedoc.predicted import PlanStep, ReplayReport, WhatIf, read_tried
 from tracedoc.ranks.run_view import (
     RunView,
     build_run_view,
@@ -115,13 +115,8 @@ def diagnose(
     measured = measure(paths, chosen, progress=progress)
     left_out = [one for one in known if one not in rules]
     found = judge(measured, rules, replay=chosen.replay, budgets=budgets, left_out=left_out)
-    return replace(found, tried=_tried(paths))
-
-
-def _tried(paths: Path | Sequence[Path]) -> tuple[Tried, ...]:
-    """What was tried on the job, where the run is one folder."""
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
-    return read_tried(pathlib.Path(named[0])) if len(named) == 1 else ()
+    return replace(found, tried=read_tried(pathlib.Path(named[0])) if len(named) == 1 else ())
 
 
 def _known_rules(options: Options) -> tuple[Rule, ...]:
@@ -253,7 +248,7 @@ def measure(
         *slower,
         *failures.limits,
     )
-    return Measured(measure_run(view), _merged(limits), settled.cycle, settled.cycles)
+    return Measured(measure_run(view), tuple(dict.fromkeys(limits)), settled.cycle, settled.cycles)
 
 
 def _left_out(digest: RankDigest, *, other: bool) -> Limit:
@@ -402,8 +397,3 @@ def _limits_of_ranks(digests: Sequence[RankDigest]) -> Iterator[Limit]:
         else:
             where = f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
         yield Limit(code, f"{where}: {words}", effect)
-
-
-def _merged(limits: Sequence[Limit]) -> tuple[Limit, ...]:
-    """Return the limits once each, in order."""
-    return tuple(dict.fromkeys(limits))

@@ -109,7 +109,11 @@ def compare(
     if len(sides) > 2:
         if fail_on_regression is not None:
             raise InputError("--fail-on-regression needs two runs", "compare them two at a time")
-        _series(sides, places, scaling, samples_per_step)
+        from tracedoc.comparison.series import compare_series
+        from tracedoc.report.series_sheets import series_sheet
+
+        made = partial(compare_series, scaling=scaling, samples_per_step=samples_per_step)
+        _written(sides, places, made, series_sheet)
         return
     found = _two(sides, places, scaling, samples_per_step)
     if fail_on_regression is not None:
@@ -135,19 +139,6 @@ def _two(
         return compare_runs(runs[0], runs[1], scaling=scaling, samples_per_step=pair)
 
     return _written(sides, places, made, comparison_sheet)
-
-
-def _series(
-    sides: list[Diagnosis],
-    places: tuple[Target, ...],
-    scaling: str | None,
-    samples: tuple[float, ...] | None,
-) -> None:
-    from tracedoc.comparison.series import compare_series
-    from tracedoc.report.series_sheets import series_sheet
-
-    made = partial(compare_series, scaling=scaling, samples_per_step=samples)
-    _written(sides, places, made, series_sheet)
 
 
 def _written(

@@ -196,11 +196,8 @@ def holds_diagnosis(path: str) -> bool:
             head = file.read(200)
     except OSError:
         return False
-    return _begins_as_diagnosis(head) or is_page(head)
-
-
-def _begins_as_diagnosis(head: bytes) -> bool:
-    return re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', head) is not None
+    begins = re.match(rb'\s*\{\s*"(summary|schema_version|tool_version)"', head)
+    return begins is not None or is_page(head)
 
 
 Command = TypeVar("Command", bound=Callable[..., object])

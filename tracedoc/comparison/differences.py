@@ -347,7 +347,12 @@ def finding_changes(base: Diagnosis, head: Diagnosis) -> tuple[FindingChange, ..
         for rule_id, finding in after.items()
         if rule_id not in before
     ]
-    return tuple(sorted(found, key=lambda change: (STATES.index(change.state), -_most(change))))
+
+    def order(change: FindingChange) -> tuple[int, float]:
+        most = change.predicted_ms[1] if change.predicted_ms is not None else 0.0
+        return STATES.index(change.state), -most
+
+    return tuple(sorted(found, key=order))
 
 
 def _by_rule(diagnosis: Diagnosis) -> dict[str, Finding]:
@@ -356,7 +361,3 @@ def _by_rule(diagnosis: Diagnosis) -> dict[str, Finding]:
         if finding.topic != "capture":
             found.setdefault(finding.rule_id, finding)
     return found
-
-
-def _most(change: FindingChange) -> float:
-    return change.predicted_ms[1] if change.predicted_ms is not None else 0.0

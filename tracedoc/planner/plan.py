@@ -245,9 +245,10 @@ def advise(question: Question, request: PlanRequest) -> Advice:
     if request.framework in PARALLEL_FRAMEWORKS:
         check_layouts(question, request)
     if not offered(question, request):
+        gpus = f"{question.gpus} GPU{'s' * (question.gpus > 1)}"
         other = "all" if request.framework != "deepspeed" and question.gpus > 1 else "none"
         raise InputError(
-            f"{request.framework} cannot offload {question.training.offload!r} on {_gpus(question.gpus)}",
+            f"{request.framework} cannot offload {question.training.offload!r} on {gpus}",
             f"use --offload {other}, or --framework deepspeed on 2 GPUs or more",
         )
     if question.training.checkpointing == "selective" and request.framework in WHOLE_BLOCKS:
@@ -347,7 +348,3 @@ def _frameworks(question: Question, request: PlanRequest) -> Iterator[_Try]:
     other = ("PyTorch", "DeepSpeed")[request.framework != "deepspeed"]
     for name in (other, "torchtitan") if question.gpus >= MANY_GPUS else (other,):
         yield f"{name} is", f"--framework {name.lower()}", question, replace(request, framework=name.lower())
-
-
-def _gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"

@@ -104,12 +104,10 @@ def _sizes(question: Question, request: PlanRequest) -> list[tuple[int, int]]:
         )
         raise InputError(f"--batch {batch} does not divide evenly over {of}", f"nearest: --batch {near}")
     part = batch // question.gpus
-    sizes = [part // rounds] if rounds else ([size] if size else _divisors(part))
-    return [(one, part // one) for one in sizes]
-
-
-def _divisors(count: int) -> list[int]:
-    return [size for size in range(1, min(count, LARGEST_FITTED_BATCH) + 1) if count % size == 0]
+    if rounds:
+        return [(part // rounds, rounds)]
+    every = (size,) if size else range(1, min(part, LARGEST_FITTED_BATCH) + 1)
+    return [(one, part // one) for one in every if part % one == 0]
 
 
 def _largest(question: Question, request: PlanRequest, sizes: list[tuple[int, int]]) -> Question:

@@ -89,7 +89,8 @@ def _panels(view: View) -> list[tuple[float, Panel]]:
         panels.append((_height(len(fall.lines)) + 0.5, lambda axis: _waterfall(axis, fall)))
     if picture is not None and picture.rows and 0 < picture.span_ms < LATEST_MS:
         panels.append((_height(len(picture.rows)) + 0.9, lambda axis: _timeline(axis, picture, view)))
-    budgets = [report for report in view.diagnosis.ranks if _drawable(report)][:MOST_ROWS]
+    ranks = view.diagnosis.ranks
+    budgets = [one for one in ranks if one.budget and 0 < one.budget.step_ms < LATEST_MS][:MOST_ROWS]
     if budgets:
         panels.append((_height(len(budgets)) + 0.9, lambda axis: _budgets(axis, budgets)))
     waits = view.diagnosis.detail.waits
@@ -125,10 +126,6 @@ def _waterfall(axis: Any, fall: Waterfall) -> None:
 
 def _height(rows: int) -> float:
     return max(0.6, min(0.28 * rows, 6.0))
-
-
-def _drawable(report: RankReport) -> bool:
-    return report.budget is not None and 0 < report.budget.step_ms < LATEST_MS
 
 
 # -- the drawn step

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from tracedoc.charts import Pairs, Picture, PictureRow
-from tracedoc.diagnosis import Evidence, RankReport
+from tracedoc.diagnosis import RankReport
 from tracedoc.errors import InputError
 from tracedoc.report.clock import LATEST_MS, CommonClock, begin_ms
 from tracedoc.report.texts import one_line
@@ -239,7 +239,8 @@ def _places(item: FindingView, row: PictureRow, clock: CommonClock) -> Iterator[
     for place in mine:
         interval = clock.of_place(place)
         if interval is not None:
-            args = {"finding": finding.id, "explain": _command(item), "of its trace": _nanoseconds(place)}
+            own = f"{place.start_ns} to {place.end_ns} ns since its first event"
+            args = {"finding": finding.id, "explain": _command(item), "of its trace": own}
             slices.append((one_line(place.what), interval.start_ms, interval.end_ms, args))
     yield from _apart(slices)
 
@@ -277,7 +278,3 @@ def _about(item: FindingView) -> Event:
 
 def _command(item: FindingView) -> str:
     return f"tracedoc explain {item.finding.rule_id}"
-
-
-def _nanoseconds(place: Evidence) -> str:
-    return f"{place.start_ns} to {place.end_ns} ns since its first event"

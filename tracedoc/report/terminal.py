@@ -118,9 +118,9 @@ def render_rule(view: View, name: str, *, run: str, width: int = 0) -> str:
     return printed_text(console, f"tracedoc {'whatif' if mine else 'diagnose'} {run}")
 
 
-def _safely(console: Console, name: str, show: Callable[[Console, View], None], view: View) -> None:
+def _safely(console: Console, name: str, show: Callable[..., None], part: View | FindingView) -> None:
     try:
-        show(console, view)
+        show(console, part)
     except Exception as error:
         console.print(Text(f"The part with {name} could not be shown: {failure(name, error)}"))
 
@@ -259,12 +259,7 @@ def _findings(console: Console, view: View, *, run: str) -> None:
     if view.findings:
         heading(console, "Findings", FINDINGS_NOTE)
     for finding in view.findings:
-        show = partial(_shown_finding, finding=finding, run=run)
-        _safely(console, finding.finding.rule_id, show, view)
-
-
-def _shown_finding(console: Console, _: View, *, finding: FindingView, run: str) -> None:
-    _finding(console, finding, run)
+        _safely(console, finding.finding.rule_id, partial(_finding, run=run), finding)
 
 
 def _finding(console: Console, view: FindingView, run: str, *, whole: bool = False) -> None:

@@ -74,7 +74,8 @@ def step_words(ledger: Ledger) -> str:
 def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[WaterfallLine]:
     step_ms = ledger.step_ms
     yield WaterfallLine(TODAY, "today's step", step_ms, 1.0)
-    causes, left_ms, numbers = {one.id: one for one in ledger.causes}, step_ms, _numbers(findings)
+    causes, left_ms = {one.id: one for one in ledger.causes}, step_ms
+    numbers = {one.id: number for number, one in enumerate(findings, 1)}
     for row in ledger.rows:
         left_ms -= row.saves_ms
         number = numbers.get(row.finding, 0)
@@ -108,11 +109,6 @@ def _behind(row: LedgerRow, cause: LedgerCause, finding: Finding | None) -> str:
     """That mending a row saves little before those above it, where they hide it."""
     alone_ms = cause.alone_ms[1] if finding is None else finding.alone_ms
     return "hidden by those above today" if alone_ms is not None and is_hidden(row.saves_ms, alone_ms) else ""
-
-
-def _numbers(findings: Sequence[Finding]) -> dict[str, int]:
-    """The numbers of findings by id, from 1."""
-    return {one.id: number for number, one in enumerate(findings, 1)}
 
 
 def _share(ms: float, step_ms: float) -> float:

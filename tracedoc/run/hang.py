@@ -232,7 +232,8 @@ def _stuck_in(
     others: tuple[int, ...],
 ) -> list[Stuck]:
     """The first collective of a group that a rank waits in, if any does: later ones wait for it."""
-    waiting = {rank: one for rank, listed in calls.items() if (one := _first_waiting(listed)) is not None}
+    waits = {rank: [one for one in listed if one.waits] for rank, listed in calls.items()}
+    waiting = {rank: min(own, key=lambda one: one.number) for rank, own in waits.items() if own}
     if not waiting:
         return []
     number = min(one.number for one in waiting.values())
@@ -310,10 +311,6 @@ def _with_roots(one: Stuck, waits: set[int], dumps: Mapping[int, Dump]) -> Stuck
             doing[rank] = f"last entered {call.op} {call.number:,} of group {call.label}{place}"
     follows = bool(one.missing) and not one.differ and all(rank in waits for rank in one.missing)
     return replace(one, doing=doing, follows=follows)
-
-
-def _first_waiting(calls: Iterable[Call]) -> Call | None:
-    return min((one for one in calls if one.waits), key=lambda one: one.number, default=None)
 
 
 def _entered_by_all(calls: Mapping[int, Sequence[Call]]) -> list[dict[int, int]]:

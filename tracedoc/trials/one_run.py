@@ -185,6 +185,7 @@ def _what_it_showed(scratch: Path, job: Job, changes: Sequence[Change], code: in
             if number > job.wait and length > 0:
                 lengths.setdefault(number, []).append(length / 1e6)
     steps = tuple(statistics.median(lengths[number]) for number in sorted(lengths))
+    memory = [entry_at(part, "memory") for part in parts.values()]
     complete = bool(parts) and all(part.get("state") == COMPLETE for part in parts.values())
     problem = ""
     if not complete or code:
@@ -198,8 +199,8 @@ def _what_it_showed(scratch: Path, job: Job, changes: Sequence[Change], code: in
         made=_made(scratch, changes),
         losses={rank: _lists(part.get("losses")) for rank, part in parts.items()},
         squared_norms=_norms(parts),
-        memory_bytes=max(filter(None, map(_peak, parts.values())), default=None),
-        on_cpu=not any("total_bytes" in entry_at(part, "memory") for part in parts.values()),
+        memory_bytes=max(filter(None, map(_peak, memory)), default=None),
+        on_cpu=not any("total_bytes" in of_rank for of_rank in memory),
     )
 
 
@@ -252,8 +253,7 @@ def _lists(value: object) -> list[list[float | None]]:
     return [one for one in value if isinstance(one, list)] if isinstance(value, list) else []
 
 
-def _peak(part: Part) -> int | None:
-    memory = entry_at(part, "memory")
+def _peak(memory: Part) -> int | None:
     return value_at(memory, "peak_reserved_bytes", int) or value_at(memory, "host_peak_bytes", int)
 
 

@@ -74,7 +74,7 @@ def describe_host() -> Plain:
         cpus=os.cpu_count(),
         cpus_allowed=len(allowed) or None,
         affinity=ranges(allowed),
-        memory_bytes=probe(lambda: os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        memory_bytes=probe(_host_total),
         shared_memory_bytes=probe(lambda: _total("/dev/shm")),
         cgroup_cpus=probe(_cgroup_cpus),
         cgroup_memory_bytes=probe(_cgroup_memory),
