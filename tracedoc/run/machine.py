@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tracedoc.run.untrusted import Entry, entries_at, entry_at, texts_at, value_at, values_at
+from tracedoc.run.untrusted import Entry, entries_at, entry_at, items_at, texts_at, value_at, values_at
 
 MOST_CPUS = 1 << 16
 """No host has more processors; a list that names more is damage."""
@@ -103,7 +103,6 @@ def read_machine(part: Entry) -> Machine:
     host, nccl = entry_at(environment, "host"), entry_at(part, "nccl")
     nodes, device, cards = entry_at(host, "numa_nodes"), entry_at(part, "device"), entry_at(nccl, "cards")
     cpus = values_at(entry_at(nodes, "cpus"), str)
-    listed = nodes.get("allowed")
     # Older manifests have it among what the card is.
     pcie = {
         name.removeprefix("pcie_"): size for name, size in values_at(device, int).items() if "pcie" in name
@@ -119,9 +118,7 @@ def read_machine(part: Entry) -> Machine:
         usable=_cpus(host, "usable"),
         first_threads=_cpus(host, "first_threads"),
         nodes={int(node): parse_cpus(text) for node, text in cpus.items() if node.isdecimal()},
-        allowed_nodes=tuple(one for one in listed if isinstance(one, int))
-        if isinstance(listed, list)
-        else (),
+        allowed_nodes=tuple(items_at(nodes, "allowed", int)),
         gpu_node=value_at(entry_at(environment, "gpu"), "numa_node", int),
         memory=values_at(entry_at(host, "memory_nodes"), int),
         interfaces=values_at(entry_at(host, "interfaces"), int),
@@ -140,17 +137,15 @@ def read_machine(part: Entry) -> Machine:
 
 
 def _pairs(nccl: Entry) -> list[tuple[int, int, str]]:
-    links = nccl.get("links")
     return [
         (one[0], one[1], one[2])
-        for one in (links if isinstance(links, list) else ())
-        if isinstance(one, list) and [type(part) for part in one] == [int, int, str]
+        for one in items_at(nccl, "links", list)
+        if [type(part) for part in one] == [int, int, str]
     ]
 
 
 def _loader(window: Entry, part: Entry) -> LoaderWindow:
     entry, job = entry_at(window, "loader"), entry_at(part, "loader")
-    tokens = entry.get("tokens")
     return LoaderWindow(
         wall_us=value_at(entry, "wall_us", int) or 0,
         batches=value_at(job, "batches", int) or 0,
@@ -161,8 +156,8 @@ def _loader(window: Entry, part: Entry) -> LoaderWindow:
         cpus=frozenset().union(*map(parse_cpus, texts_at(entry, "cpus"))),
         tokens=tuple(
             (one[0], one[1])
-            for one in (tokens if isinstance(tokens, list) else ())
-            if isinstance(one, list) and [type(n) for n in one] == [int, int] and 0 < one[0] <= one[1]
+            for one in items_at(entry, "tokens", list)
+            if [type(n) for n in one] == [int, int] and 0 < one[0] <= one[1]
         ),
         starts=value_at(job, "starts", int) or 0,
         starts_ms=value_at(job, "starts_ms", float) or 0.0,
@@ -220,10 +215,9 @@ def read_samples(entry: Entry) -> Samples:
 
 def _sampled(entry: Entry) -> Iterator[SampledStep]:
     """The sampled steps of an entry; a stack whose frames are not there has none."""
-    tables = entry.get("frames")
     frames = {
         str(place): texts_at({"frames": one}, "frames")
-        for place, one in enumerate(tables if isinstance(tables, list) else ())
+        for place, one in enumerate(items_at(entry, "frames", object))
     }
 
     def stacks(one: Entry, key: str) -> Stacks:

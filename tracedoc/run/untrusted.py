@@ -129,13 +129,19 @@ def _plain_text(text: str) -> str:
 
 
 Plain = TypeVar("Plain", str, int, float, bool)
+Kind = TypeVar("Kind")
 Entry = Mapping[str, object]
 
 
-def texts_at(entry: Entry, key: str) -> tuple[str, ...]:
-    """The texts of a list in an entry; empty where there is none."""
+def items_at(entry: Entry, key: str, kind: type[Kind]) -> list[Kind]:
+    """The items of one kind in a list of an entry; none where there is no list."""
     found = entry.get(key)
-    return tuple(one for one in found if isinstance(one, str)) if isinstance(found, list) else ()
+    return [one for one in found if isinstance(one, kind)] if isinstance(found, list) else []
+
+
+def texts_at(entry: Entry, key: str) -> tuple[str, ...]:
+    """The texts of a list in an entry."""
+    return tuple(items_at(entry, key, str))
 
 
 def entry_at(entry: Entry, key: str) -> Entry:
@@ -146,8 +152,7 @@ def entry_at(entry: Entry, key: str) -> Entry:
 
 def entries_at(entry: Entry, key: str) -> list[Entry]:
     """The entries of a list in an entry."""
-    found = entry.get(key)
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    return [*items_at(entry, key, dict)]
 
 
 def value_at(entry: Entry, key: str, kind: type[Plain]) -> Plain | None:

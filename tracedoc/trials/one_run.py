@@ -20,7 +20,7 @@ from tracedoc.collector.trial.rank import FAILED, MADE, SAME, outcome_file
 from tracedoc.errors import TracedocError
 from tracedoc.run.manifest import COMPLETE, Part, read_parts
 from tracedoc.run.steplog import STEP, read_step_log
-from tracedoc.run.untrusted import UnusableError, entry_at, value_at
+from tracedoc.run.untrusted import UnusableError, entry_at, items_at, value_at
 
 LEAST_SILENCE_S = 120.0
 """A job that makes no step for so long hangs, and later for ten times as long as it was silent as it is."""
@@ -197,7 +197,7 @@ def _what_it_showed(scratch: Path, job: Job, changes: Sequence[Change], code: in
         problem=problem,
         short=bool(problem and parts) and not code,
         made=_made(scratch, changes),
-        losses={rank: _lists(part.get("losses")) for rank, part in parts.items()},
+        losses={rank: items_at(part, "losses", list) for rank, part in parts.items()},
         squared_norms=_norms(parts),
         memory_bytes=max(filter(None, map(_peak, memory)), default=None),
         on_cpu=not any("total_bytes" in of_rank for of_rank in memory),
@@ -247,10 +247,6 @@ def _norms(parts: Mapping[int, Part]) -> list[float]:
             break
         sums.append(float(sum(values)))
     return sums
-
-
-def _lists(value: object) -> list[list[float | None]]:
-    return [one for one in value if isinstance(one, list)] if isinstance(value, list) else []
 
 
 def _peak(memory: Part) -> int | None:
