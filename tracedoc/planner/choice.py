@@ -40,20 +40,6 @@ def decisions() -> _Decisions:
     return msgspec.toml.decode(text, type=_Decisions)
 
 
-class Situation(msgspec.Struct, frozen=True):
-    """The conditions that decision rules may name."""
-
-    one_gpu: bool
-    several_nodes: bool
-    adapters: bool
-    least_memory_asked: bool
-    ddp_fits: bool
-    whole_fits: bool
-    offloaded: bool
-    network_slower_than_inside: bool
-    layouts: bool
-
-
 def choose(
     candidates: tuple[Candidate, ...], question: Question, request: PlanRequest
 ) -> tuple[Candidate | None, str, str]:
@@ -68,9 +54,9 @@ def choose(
     if asked is not None and asked.doubt <= 1:
         name, text = _ASKED[bool(request.strategy)]
         return asked, name, text.format(**_numbers(asked, usable, question)).strip()
-    situation = _situation(usable, fitting, question, request)
+    known = situation(usable, fitting, question, request)
     for rule in decisions().rule:
-        if not all(_holds(situation, condition) for condition in rule.when):
+        if not all(_holds(known, condition) for condition in rule.when):
             continue
         # What surely fits is ranked by what was asked for: the first is the fastest, or takes least.
         names = [next(iter(fitting)) if name in ("least", "fastest") else name for name in rule.choose]
@@ -120,29 +106,29 @@ def _is_fast_enough(chosen: Candidate, fitting: dict[str, Candidate]) -> bool:
     return chosen.step.expected_ms <= 1.1 * fastest or chosen.step.best_ms <= fastest
 
 
-def _holds(situation: Situation, condition: str) -> bool:
-    value: bool = getattr(situation, condition.removeprefix("not "))
-    return value != condition.startswith("not ")
+def _holds(known: dict[str, bool], condition: str) -> bool:
+    return known[condition.removeprefix("not ")] != condition.startswith("not ")
 
 
-def _situation(
+def situation(
     usable: dict[str, Candidate], fitting: dict[str, Candidate], question: Question, request: PlanRequest
-) -> Situation:
+) -> dict[str, bool]:
+    """The conditions that decision rules may name."""
     ddp = usable.get("ddp")
     inside, across = request.cluster.inside, request.cluster.across
-    return Situation(
-        one_gpu=question.gpus == 1,
-        several_nodes=question.nodes > 1,
-        adapters=bool(question.training.lora_rank) or question.frozen > 9 * question.trainable,
-        least_memory_asked=request.objective == "memory",
-        ddp_fits=ddp is not None and ddp.doubt == 0,
-        whole_fits="shard-grad-op" in fitting or "zero-2" in fitting,
-        offloaded=question.training.offload != "none",
-        network_slower_than_inside=across is None
+    return {
+        "one_gpu": question.gpus == 1,
+        "several_nodes": question.nodes > 1,
+        "adapters": bool(question.training.lora_rank) or question.frozen > 9 * question.trainable,
+        "least_memory_asked": request.objective == "memory",
+        "ddp_fits": ddp is not None and ddp.doubt == 0,
+        "whole_fits": "shard-grad-op" in fitting or "zero-2" in fitting,
+        "offloaded": question.training.offload != "none",
+        "network_slower_than_inside": across is None
         or inside is None
         or across.gbps * across.efficiency < inside.gbps * inside.efficiency,
-        layouts=request.framework in PARALLEL_FRAMEWORKS,
-    )
+        "layouts": request.framework in PARALLEL_FRAMEWORKS,
+    }
 
 
 def _numbers(chosen: Candidate, usable: dict[str, Candidate], question: Question) -> dict[str, str]:
