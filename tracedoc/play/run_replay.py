@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -105,12 +106,23 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
             return self.row.play(programs)
         return self.player.play([one for (one,) in programs])
 
-    @property
-    def together(self) -> int:
-        """How often the steps are best edited and played together."""
-        if self.row is not None:
-            return self.row.together
-        return self.player.together(self.base[Scenario.LIKELY].program)
+    def play_each(self, programs: Iterator[Sequence[RunProgram]]) -> Iterator[Played | None]:
+        """Play lists of all steps' programs; ``None`` for one in which something waits for itself.
+
+        They are made as they are played, some at a time: of many ranks each takes megabytes.
+        """
+        together = self.row.together if self.row else self.player.together(self.base[Scenario.LIKELY].program)
+        while some := list(islice(programs, together)):
+            try:
+                yield from self.play(some)
+            except Cyclic:
+                yield from map(self._alone, some)
+
+    def _alone(self, programs: Sequence[RunProgram]) -> Played | None:
+        try:
+            return self.play([programs])[0]
+        except Cyclic:
+            return None
 
 
 def in_a_row(first: RunReplay, others: Sequence[RunReplay]) -> RunReplay:

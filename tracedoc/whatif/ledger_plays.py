@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, RunReplay
-from tracedoc.play.solver import Cyclic
 from tracedoc.whatif.removal import OverSteps, Removal, without
 
-
-class _Asked(msgspec.Struct, frozen=True):
-    """What is to be without in each step, in a scenario."""
-
-    scenario: Scenario
-    steps: list[list[Removal]]
+_Asked = tuple[Scenario, list[list[Removal]]]
+"""A scenario, and what is to be without in each step."""
 
 
 class Plays:
@@ -39,7 +32,7 @@ class Plays:
             if parts and key not in self._known:
                 new[key] = list(parts.values())
         lists = [
-            _Asked(scenario, [_in_step(parts, place) for place in range(len(self._replay.steps))])
+            (scenario, [_in_step(parts, place) for place in range(len(self._replay.steps))])
             for (scenario, _), parts in new.items()
         ]
         for key, step_ns in zip(new, self._played(lists), strict=True):
@@ -64,33 +57,22 @@ class Plays:
         """The mean step without a change."""
         return self._replay.base_ns(Scenario.LIKELY) / self._scale
 
-    def _played(self, lists: list[_Asked]) -> list[float]:
-        width = self._replay.together
-        found: list[float] = []
-        for begin in range(0, len(lists), width):
-            some = lists[begin : begin + width]
-            found += self._together(some) or [self._lone(one) for one in some]
-        return found
+    def _played(self, lists: Sequence[_Asked]) -> list[float]:
+        """The steps without what is asked."""
+        played = self._replay.play_each(self._programs(*one) for one in lists)
+        steps = zip(lists, played, strict=True)
+        return [self._untied(*asked) if one is None else one.step_ns for asked, one in steps]
 
-    def _together(self, lists: Sequence[_Asked]) -> list[float]:
-        """The steps without each of several lists of causes; nothing where something waits for itself."""
-        try:
-            return [one.step_ns for one in self._replay.play([self._programs(one) for one in lists])]
-        except Cyclic:
-            return []
+    def _untied(self, scenario: Scenario, steps: list[list[Removal]]) -> float:
+        """The step without causes, but for those that tie events: something would wait for itself."""
+        left = [[one for one in step if one.rewired is None] for step in steps]
+        (played,) = self._replay.play_each(iter([self._programs(scenario, left)]))
+        return self._replay.base_ns(scenario) if played is None else played.step_ns
 
-    def _programs(self, asked: _Asked) -> list[RunProgram]:
+    def _programs(self, scenario: Scenario, steps: list[list[Removal]]) -> list[RunProgram]:
         """The programs of all steps without what is asked of each."""
-        bases = [one.base[asked.scenario].program for one in self._replay.steps]
-        return list(map(without, bases, asked.steps))
-
-    def _lone(self, asked: _Asked) -> float:
-        """The step without causes one of which may make something wait for itself: that one stays."""
-        tied = _Asked(asked.scenario, [[one for one in step if one.rewired is None] for step in asked.steps])
-        for kept in (asked, tied):
-            if played := self._together([kept]):
-                return played[0]
-        return self._replay.base_ns(asked.scenario)
+        bases = [one.base[scenario].program for one in self._replay.steps]
+        return list(map(without, bases, steps))
 
 
 def _in_step(causes: Iterable[OverSteps], place: int) -> list[Removal]:

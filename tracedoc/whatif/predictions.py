@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 
 import msgspec
 
 from tracedoc.play.path import find_path
+from tracedoc.play.player import Played
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_run
-from tracedoc.play.solver import Cyclic
 from tracedoc.predicted import as_runs_differ
 from tracedoc.ranks.run_view import RunView
 from tracedoc.topics.step.run import own_frac
@@ -65,83 +65,55 @@ def run_replay(run: RunView) -> RunReplay | Refusal:
 
 
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
-    """Return the step after each of several lists of changes, each list applied together, in order.
+    """Return the step after each of several lists of changes, each list applied together, in order."""
+    found: list[_Outcomes] = [{} for _ in plans]
+    refused: dict[int, NotApplicable] = {}
+    asked: list[tuple[int, Scenario]] = []
 
-    Programs are edited as they are played, some lists at a time, and of very many ranks one scenario at a
-    time: each program takes megabytes then.
-    """
-    together = replay.together
-    every = tuple(Scenario)
-    turns = [every] if together >= len(every) else [(scenario,) for scenario in every]
-    width = max(1, together // len(every))
-    found: list[_Outcomes | NotApplicable] = []
-    for begin in range(0, len(plans), width):
-        found += _outcomes(replay, plans[begin : begin + width], turns)
+    def edited() -> Iterator[list[RunProgram]]:
+        for place, requests in enumerate(plans):
+            for scenario in Scenario:
+                made = _edited(replay, requests, scenario)
+                if isinstance(made, NotApplicable):
+                    refused[place] = made
+                    break
+                asked.append((place, scenario))
+                yield made
+
+    for number, played in enumerate(replay.play_each(edited())):
+        place, scenario = asked[number]
+        if played is None:
+            refused[place] = NotApplicable("with it, something would wait for itself")
+        else:
+            found[place][scenario] = _outcome(replay, played)
     return [
-        one if isinstance(one, NotApplicable) else _prediction(replay, plan, one)
-        for plan, one in zip(plans, found, strict=True)
+        refused[place] if place in refused else _prediction(replay, plan, found[place])
+        for place, plan in enumerate(plans)
     ]
 
 
-def _outcomes(
-    replay: RunReplay, plans: Sequence[Sequence[Request]], turns: Sequence[tuple[Scenario, ...]]
-) -> list[_Outcomes | NotApplicable]:
-    """What comes of each list of changes; the scenarios of one turn are played together."""
-    found: list[_Outcomes | NotApplicable] = [{} for _ in plans]
-    try:
-        for scenarios in turns:
-            _play(replay, plans, scenarios, found)
-    except Cyclic:
-        if len(plans) == 1:
-            return [NotApplicable("with it, something would wait for itself")]
-        return [one for plan in plans for one in _outcomes(replay, [plan], turns)]
-    return found
-
-
-def _play(
-    replay: RunReplay,
-    plans: Sequence[Sequence[Request]],
-    scenarios: tuple[Scenario, ...],
-    found: list[_Outcomes | NotApplicable],
-) -> None:
-    """Add to what was ``found`` of each list of changes what it is in some scenarios, or why it cannot be."""
-    programs: list[list[RunProgram]] = []
-    outcomes: list[_Outcomes] = []
-    for place, (requests, known) in enumerate(zip(plans, found, strict=True)):
-        if isinstance(known, NotApplicable):
-            continue
-        edited = _edited(replay, requests, scenarios)
-        if isinstance(edited, NotApplicable):
-            found[place] = edited
-        else:
-            programs += edited
-            outcomes += [known] * len(edited)
-    for played, known in zip(replay.play(programs), outcomes, strict=True):
-        scenario, limited_by = played.program.scenario, ""
-        if scenario is Scenario.LIKELY:
-            limited_by = next(iter(find_path(played, replay.subject).shares()), "")
-            if played.program.layout.is_cpu and limited_by == "compute":
-                limited_by = ""  # all that a process does but wait, operators and sleeps alike
-        known[scenario] = _Outcome(played.step_ns, limited_by)
+def _outcome(replay: RunReplay, played: Played) -> _Outcome:
+    """What is kept of a program that was played."""
+    limited_by = ""
+    if played.program.scenario is Scenario.LIKELY:
+        limited_by = next(iter(find_path(played, replay.subject).shares()), "")
+        if played.program.layout.is_cpu and limited_by == "compute":
+            limited_by = ""  # all that a process does but wait, operators and sleeps alike
+    return _Outcome(played.step_ns, limited_by)
 
 
 def _edited(
-    replay: RunReplay, requests: Sequence[Request], scenarios: tuple[Scenario, ...]
-) -> list[list[RunProgram]] | NotApplicable:
-    """The programs of all steps after changes, in some scenarios.
+    replay: RunReplay, requests: Sequence[Request], scenario: Scenario
+) -> list[RunProgram] | NotApplicable:
+    """The programs of all steps after changes, in one scenario.
 
     What cannot be made to the analysed step is not made; another step to which it cannot be stays as it is.
     """
-    programs = []
-    for scenario in scenarios:
-        made = [apply_changes(one, requests, scenario) for one in replay.steps]
-        if isinstance(made[0], NotApplicable):
-            return made[0]
-        steps = zip(replay.steps, made, strict=True)
-        programs.append(
-            [one.base[scenario].program if isinstance(to, NotApplicable) else to for one, to in steps]
-        )
-    return programs
+    made = [apply_changes(one, requests, scenario) for one in replay.steps]
+    if isinstance(made[0], NotApplicable):
+        return made[0]
+    steps = zip(replay.steps, made, strict=True)
+    return [one.base[scenario].program if isinstance(to, NotApplicable) else to for one, to in steps]
 
 
 def apply_changes(
