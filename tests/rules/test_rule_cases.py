@@ -36,7 +36,6 @@ FIRES_ELSEWHERE: Mapping[str, str] = {
 DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("data-parallel-module", "one"): "tests/rules/test_rules_on_built_traces.py",
     ("gloo-on-gpu", "min_share"): "tests/rules/test_rules_on_built_traces.py",
-    ("gloo-on-gpu", "none"): "tests/rules/test_rules_on_built_traces.py",
     ("script-operators", "min_share"): "tests/topics/host/test_script_operators.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
     ("interpreter-held", "min_share"): "tests/topics/host/test_background.py",
