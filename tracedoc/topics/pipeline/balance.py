@@ -110,23 +110,6 @@ def _replayed(run: RunView) -> tuple[Pipeline | None, ArrivalReplay | None]:
     return found, None if found is None else arrival_replay(run)
 
 
-def _scheduled_ns(found: Pipeline, stage_ns: Floats) -> float:
-    """What the passes of a step take by the schedule, where stages take these times.
-
-    With all forward passes first (GPipe) each stage is taken once in turn, and the slowest sets the pace of
-    the other micro-batches. In 1F1B the slowest works from when the stages before it have passed on the first
-    micro-batch until they are to pass the last gradient back, but for what it waits for its first gradient:
-    the stages after it, less the forward passes ahead (a third of the work of a micro-batch each).
-    """
-    count, stages = max(found.micro_batches * found.chunks, 1), stage_ns.size
-    one = stage_ns / count
-    if not found.alternates:
-        return float((count - 1) * one.max() + one.sum())
-    ahead = np.arange(stages - 1, -1, -1)
-    before, after = np.cumsum(one) - one, one.sum() - np.cumsum(one)
-    return float((before + count * one + np.maximum(after - ahead * one / 3, 0)).max())
-
-
 class _Alike(msgspec.Struct, frozen=True, eq=False):
     """The passes of one kind through a stage: each one's actions, and the rank (a position) that it is of."""
 
@@ -284,29 +267,17 @@ def _slow_alone(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[Slow
 def _gain_of_usual_passes(
     run: RunView, plan: ArrivalReplay, found: Pipeline, place: int, usual_ns: Floats
 ) -> Int64Array:
-    """What each step gains where a rank's passes take ``usual_ns``: replayed, or by the schedule."""
+    """What each step gains where a rank's passes take ``usual_ns``, by a replay of all ranks.
+
+    At most, where some were not captured: what its passes take longer.
+    """
     if not found.whole:
-        return _gain_by_schedule(found, place, usual_ns)
+        return np.maximum(found.pass_ns[place] - usual_ns, 0).astype(np.int64)
     work = np.array(plan.work_ns, dtype=np.float64)
     for column, step in enumerate(found.steps):
         passes = passes_of_step(run, plan, place, step)
         work[passes] *= usual_ns[column] / max(found.pass_ns[place, column], 1.0)
     return gains_of_work(plan, work, found.steps)
-
-
-def _gain_by_schedule(found: Pipeline, place: int, usual_ns: Floats) -> Int64Array:
-    """What each step gains where a rank's passes take what is usual in its stage, without a replay."""
-    chain = next(chain for chain in found.chains if place in chain)
-    stage_ns = np.repeat(found.stage_ns[:, np.newaxis], len(found.steps), axis=1)
-    for number, one in enumerate(chain):
-        if one >= 0:
-            stage_ns[number] = found.pass_ns[one]
-    mended = stage_ns.copy()
-    mended[chain.index(place)] = usual_ns
-    gains = [
-        _scheduled_ns(found, a) - _scheduled_ns(found, b) for a, b in zip(stage_ns.T, mended.T, strict=True)
-    ]
-    return np.rint(np.maximum(gains, 0)).astype(np.int64)
 
 
 def _away_workers(found: Pipeline, work: CpuWork | None) -> list[SlowWorker]:
