@@ -141,6 +141,10 @@ def test_healthy_cpu_jobs_get_notes_at_most_and_a_slow_loader_a_warning(shared_t
     for name in ("ddp", "fsdp2", "fsdp1", "tp", "pp", "ds3", "patho_none", "comp", "ac"):
         findings = diagnosis_of(shared_traces / "cpu_gloo" / name).findings
         assert {finding.severity for finding in findings} <= {"note"}, name
+    split = found_in(diagnosis_of(shared_traces / "cpu_gloo" / "tp"))["exposed-communication"]
+    titles = {fix.title for fix in split.fixes}
+    assert "Split layers over fewer ranks" in titles
+    assert "Double the micro-batch" not in titles
     stall = found_in(diagnosis_of(shared_traces / "cpu_gloo" / "patho_slowloader"))["input-stall"]
     assert stall.severity == "warning"
     assert stall.ranks == (0, 1)

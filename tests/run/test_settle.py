@@ -103,6 +103,12 @@ def test_two_files_of_one_rank_are_never_silently_one() -> None:
         settle([Candidate("a.json", file_rank=0), Candidate("b.json", file_rank=0)])
 
 
+def test_two_captures_of_one_rank_of_several_cannot_be_renamed() -> None:
+    with pytest.raises(InputError, match="are both rank 0") as caught:
+        settle([Candidate(name, file_rank=0, world_size=2) for name in ("a.json", "b.json")])
+    assert caught.value.hint.endswith("pass one file of each rank")
+
+
 def test_of_files_in_different_folders_one_folder_is_to_be_passed() -> None:
     days = ("friday", "monday", "tuesday")
     with pytest.raises(InputError, match=r"these are 3 runs: friday/a\.json and") as caught:

@@ -236,6 +236,8 @@ def _number_cycles(
     if None in orders or len(orders) != len(files):
         first, second = sorted((c.path for c in files), key=natural_key)[:2]
         runs, hint = "", "pass one of them, or name the files after their ranks"
+        if all(c.file_rank is not None and (c.world_size or 1) > 1 for c in files):
+            hint = "they say so themselves, as two captures do: pass one file of each rank"
         folders = len({os.path.dirname(c.path) for c in files})
         if folders > 1:
             runs, hint = f"these are {folders} runs: ", "pass one of the folders"

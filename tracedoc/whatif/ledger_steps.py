@@ -72,12 +72,13 @@ def recurring_ms(run: RunView) -> tuple[float, float]:
     in a function that stacks name, what falls outside of it, if it waits as much in all of the step. Both are
     0 where none is late.
     """
-    waits, lasts = core_wait_ms.by_rank(run), float(long_steps(run).length_ms.mean())
+    waits, lengths = core_wait_ms.by_rank(run), long_steps(run).length_ms
+    lasts = float(lengths.mean()) if lengths.size else 0.0
     recurs = waited = 0.0
     for one in stragglers(run):
         recurs += (mine := one.recurring_ms)
         if isinstance(ms := waits[str(one.rank)], float):
-            named = one.cause in IN_CODE and late_place(run, one) is not None
+            named = lasts and one.cause in IN_CODE and late_place(run, one) is not None
             waited += ms * (max(1.0 - mine / lasts, 0.0) if named else 1.0)
     return max(recurs - waited, 0.0), recurs
 
