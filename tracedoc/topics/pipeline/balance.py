@@ -272,7 +272,7 @@ def _gain_of_usual_passes(
     At most, where some were not captured: what its passes take longer.
     """
     if not found.whole:
-        return np.maximum(found.pass_ns[place] - usual_ns, 0).astype(np.int64)
+        return np.asarray(np.maximum(found.pass_ns[place] - usual_ns, 0), dtype=np.int64)
     work = np.array(plan.work_ns, dtype=np.float64)
     for column, step in enumerate(found.steps):
         passes = passes_of_step(run, plan, place, step)
