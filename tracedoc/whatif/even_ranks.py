@@ -51,14 +51,15 @@ def even_times(run: RunView, program: RunProgram) -> Even:
     place_of = {rank: place for place, rank in enumerate(layout.ranks)}
     groups = (tuple(range(len(run.digests))),) if stages is None else stages.stages
     peers = tuple(_places(run, stage, place_of) for stage in groups)
-    ready = program.ready.astype(np.int64)
+    ready = program.ready
     for places in peers:
         if len(places) < 2:
             continue
         even = evened(even, places, places)
-        waits = np.where(ready >= 0, ready, 0)
-        usual = usual_host(waits, np.zeros_like(layout.part), layout.point_base, places, np.array(places))
-        ready = np.where(ready >= 0, usual, ready)
+        if (ready >= 0).any():
+            waits, part = np.maximum(ready, 0), np.zeros_like(layout.part)
+            usual = usual_host(waits, part, layout.point_base, places, np.array(places))
+            ready = np.where(ready >= 0, usual, ready)
     lag, dur, own = even.lag, even.dur, even.own
     if stages is not None:
         every, loads = tuple(range(len(layout.ranks))), layout.kind == Call.INPUT

@@ -188,12 +188,12 @@ def fused_updates(program: RunProgram, dur: Times) -> Removal | None:
     layout = program.layout
     small = repeated_small(program) & of_updates(layout)
     single = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE)
-    started = np.where(small, dur / 2, 0.0)
-    again = np.where(single | small, UNFUSED * (dur - started), 0.0)
+    some, taken = np.flatnonzero(single | small), np.zeros_like(dur)
+    started = np.where(small[some], dur[some] / 2, 0.0)
+    again = UNFUSED * (dur[some] - started)
+    taken[some] = np.rint(started + again)
     gap = np.where(small | _following(layout, single | small), layout.gap, 0)
-    return Removal.of(
-        dur=np.rint(started + again).astype(np.int64), gap=gap, doubt=UNFUSED_DOUBT if again.any() else 0.0
-    )
+    return Removal.of(dur=taken, gap=gap, doubt=UNFUSED_DOUBT if again.any() else 0.0)
 
 
 @as_change()
