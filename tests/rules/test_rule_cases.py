@@ -34,7 +34,6 @@ FIRES_ELSEWHERE: Mapping[str, str] = {
 """Rules whose faulty steps lanes cannot draw: they are alike, of one process, and without stacks."""
 
 DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
-    ("data-parallel-module", "one"): "tests/rules/test_rules_on_built_traces.py",
     ("gloo-on-gpu", "min_share"): "tests/rules/test_rules_on_built_traces.py",
     ("script-operators", "min_share"): "tests/topics/host/test_script_operators.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",

@@ -226,7 +226,7 @@ def test_on_a_cpu_a_phase_lasts_as_long_as_the_host_is_in_it(tmp_path: Path) -> 
 PHASE_FACTS = {
     "backward_compute_ms": 40,
     "optimizer_compute_ms": 10,
-    "recompute_frac": 0,
+    "recompute_ms": 0,
     "micro_batches": 1,
     "reducing_micro_batches": 1,
     "reductions_per_micro_batch": 1,

@@ -189,21 +189,12 @@ def optimizer_compute_ms(timeline: RankTimeline) -> Value:
     return _compute_ms(timeline, Phase.OPTIMIZER)
 
 
-@rank_fact(unit="fraction", needs=("kernels", "host_ops"))
-def recompute_frac(timeline: RankTimeline) -> Value:
-    """Share of the median step's compute that repeats the forward pass inside backward (checkpointing).
+@rank_fact(unit="ms", needs=("kernels", "host_ops"))
+def recompute_ms(timeline: RankTimeline) -> Value:
+    """Compute time of the median step that repeats the forward pass inside backward (checkpointing).
 
     Recomputation that a compiler fused into the backward graph cannot be seen and counts as backward.
     """
-    total = sum(budget.compute_ns for budget in timeline.phase_budgets)
-    if total == 0:
-        return NO_PHASES if timeline.phases is None else Unknown("the step holds no compute")
-    return sum(b.compute_ns for b in timeline.phase_budgets if b.phase is Phase.RECOMPUTE) / total
-
-
-@rank_fact(unit="ms", needs=("kernels", "host_ops"))
-def recompute_ms(timeline: RankTimeline) -> Value:
-    """Compute time of the median step that repeats the forward pass inside backward (checkpointing)."""
     return _compute_ms(timeline, Phase.RECOMPUTE)
 
 

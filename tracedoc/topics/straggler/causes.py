@@ -148,22 +148,16 @@ def straggler_peers(run: RunView, digest: RankDigest) -> Value:
     return f"rank {others[0]}" if alone else "the other ranks"
 
 
-@ranks_fact(unit="bool")
-def is_rank_zero(run: RunView, digest: RankDigest) -> Value:
-    """Whether this is rank 0, to which scripts give what is done once: logs, checkpoints, evaluation."""
-    return digest.rank == 0
-
-
 @ranks_fact(unit="bool", needs=("collectives", "multi_rank"))
-def straggler_alone(run: RunView, digest: RankDigest) -> Value:
-    """Whether this rank is late from something that no other rank does.
+def rank_zero_alone(run: RunView, digest: RankDigest) -> Value:
+    """Whether this is rank 0, to which scripts give what is done once, and late from what no other rank does.
 
     The cause (:func:`straggler_cause`) is Python, code that no operator covers, launching, waiting for the
     GPU or copies, and no other rank takes a third or more of its time for that before the same collectives;
     or it is that the rank starts more kernels. False for a rank that nobody waits for.
     """
     late = late_by_rank(run).get(digest.rank)
-    return late is not None and _does_alone(run, late)
+    return late is not None and digest.rank == 0 and _does_alone(run, late)
 
 
 @ranks_fact(unit="text", needs=("collectives", "multi_rank"))
