@@ -205,15 +205,9 @@ def _operation(
 ) -> CollectiveOp:
     """Return one collective; ``when`` are its stream, start, end, launch, step and what held it."""
     stream, start_ns, end_ns, launch_ns, step, held = when
-    op = None
-    nbytes: int | None = None
-    dtype = ""
-    if arguments is not None:
-        op = vocabulary.collective_op(arguments.name)
-        dtype = arguments.dtype
-        nbytes = vocabulary.payload_bytes(
-            op or "unknown", arguments.in_elements, arguments.out_elements, dtype
-        )
+    said = arguments or _NOTHING_SAID
+    op, dtype = vocabulary.collective_op(said.name), said.dtype
+    nbytes = vocabulary.payload_bytes(op or "unknown", said.in_elements, said.out_elements, dtype)
     if annotation is not None:
         named = vocabulary.nccl_annotation(trace.row_name(annotation))
         # NCCL has no barrier: c10d reduces one number, and says so in the range around it only.
@@ -224,31 +218,29 @@ def _operation(
     if op in (None, "unknown"):
         # A coalesced group is recorded without its operation; its kernel has a name.
         op = vocabulary.collective_op(trace.row_name(row)) or "unknown"
-    group = arguments.group_ranks if arguments is not None else ()
-    if arguments is not None and not group:
-        group = group_ranks.get(arguments.group_name, ())
     return CollectiveOp(
         op=op,
-        group=group,
-        group_name=arguments.group_name if arguments is not None else "",
-        group_size=arguments.group_size if arguments is not None else None,
+        group=said.group_ranks or group_ranks.get(said.group_name, ()),
+        group_name=said.group_name,
+        group_size=said.group_size,
         nbytes=nbytes,
         dtype=dtype,
-        seq=arguments.seq if arguments is not None else None,
+        seq=said.seq,
         stream=stream,
         start_ns=start_ns,
         end_ns=end_ns,
         launch_ns=None if launch_ns == NO_TIME else launch_ns,
         step=step if step >= 0 else None,
-        peer=_peer(op, arguments),
+        peer=_peer(op, said),
         held=START_DELAYS[held],
     )
 
 
-def _peer(op: str, arguments: CollectiveArgs | None) -> int | None:
+_NOTHING_SAID = CollectiveArgs("")
+
+
+def _peer(op: str, arguments: CollectiveArgs) -> int | None:
     """Return the other end of a send or receive, the root of a broadcast, where it is recorded."""
-    if arguments is None:
-        return None
     peer = arguments.dst_rank if op == "send" else arguments.src_rank
     return (
         peer if peer is not None and peer >= 0 and (op in vocabulary.P2P_OPS or op == "broadcast") else None
