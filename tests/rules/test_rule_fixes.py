@@ -9,6 +9,8 @@ import pytest
 import tracedoc
 from tracedoc.diagnosis import Finding, Fix
 from tracedoc.judge.fixes import misfits
+from tracedoc.judge.load import load_rules
+from tracedoc.judge.rule import Rule
 from tracedoc.run.job import Job, RankJob
 from tracedoc.run.machine import read_samples
 from tracedoc.testing.cases import write_job
@@ -16,6 +18,12 @@ from tracedoc.testing.lanes import parse_lanes
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.topics.host.in_loop import may_feed_model
 from tracedoc.values import Unknown
+
+
+@pytest.mark.parametrize("rule", load_rules(), ids=lambda rule: rule.id)
+def test_a_fix_has_a_condition_or_its_rule_says_why_not(rule: Rule) -> None:
+    free = [fix.title for fix in rule.fixes if not fix.when and not fix.unless]
+    assert bool(free) == bool(rule.fits), free
 
 
 def finding(folder: Path, rule: str, lanes: str, ranks: int = 2, dtype: str = "BFloat16") -> Finding:

@@ -96,7 +96,7 @@ class RuleFix(_Part, frozen=True):
     """A fix in the words of one framework, offered where ``when`` holds and ``unless`` does not.
 
     ``unless`` says that the job has it already, or has not what it changes: not known is no reason to leave
-    a fix out.
+    a fix out. Both are "" where the rule's ``fits`` says why its fixes need neither.
 
     It has a ``change`` that can be pasted, ``advice`` in prose, or both. ``predict`` is the change that it is
     replayed as: its name under "change", and its parameters, which may be facts in braces.
@@ -134,8 +134,9 @@ class Rule(_Part, frozen=True):
     (a CPU trace makes it a note at most: its time shares say little) or "as_usual" (counts, loader waits,
     arrival order). ``tells`` is "cause", or "time" for a rule that says where time goes and not why (it
     speaks of what the others leave), or "batch" for one whose cost is what twice the batch saves.
-    ``limit`` is the code of one that says the same as its finding: both are shown as one. ``aliases`` are
-    former ids, and names that people look for; rules may share one.
+    ``fits`` says why ``fixes`` without a condition suit every job in which the rule holds. ``limit`` is
+    the code of one that says the same as its finding: both are shown as one. ``aliases`` are former ids,
+    and names that people look for; rules may share one.
     """
 
     id: Id
@@ -161,6 +162,7 @@ class Rule(_Part, frozen=True):
     on_cpu: Literal["capped", "as_usual"] = "capped"
     tells: Literal["cause", "time", "batch"] = "cause"
     fixes: tuple[RuleFix, ...] = ()
+    fits: Text = ""
     limit: LimitCode = ""
     aliases: tuple[Text, ...] = ()
 
