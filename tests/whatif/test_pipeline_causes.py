@@ -95,6 +95,15 @@ def test_a_heavy_stage_costs_the_same_in_short_captures_and_without_a_rank(
     assert found.ranks == (0, 1)
 
 
+@pytest.mark.parametrize("missing", range(4))
+def test_a_bubble_before_a_stage_that_is_missing_is_the_schedule_s(missing: int, tmp_path: Path) -> None:
+    """What its neighbours wait for a stage of which nothing was captured is no more than equal stages wait."""
+    truth = Truth(replace(JOB, micro_batches=4, jitter=0.02))
+    write_traces(truth.played, truth.job.ranks, tmp_path, Capture(missing=(missing,)))
+    uneven = causes(tracedoc.diagnose(tmp_path)).get("pipeline.imbalance")
+    assert uneven is None or uneven.share_ms < NEAR * truth.step_ms
+
+
 def test_a_heavy_first_stage_that_works_while_the_others_fill_costs_nothing(tmp_path: Path) -> None:
     """Its forward passes are long while it would wait for a gradient: shared out, the step is longer."""
     job = replace(JOB, micro_batches=4, faults=(Fault("heavy-stage", 0, 1.7),))

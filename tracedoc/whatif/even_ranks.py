@@ -29,6 +29,7 @@ class Even(msgspec.Struct, frozen=True, eq=False):
 
     ``stages`` are the positions of each stage's ranks: all are peers without a pipeline. ``unseen`` is what
     the parts of collectives take on ranks that wait for one that is missing, where their peers wait for none.
+    ``bubble_frac`` is what equal stages wait by their schedule (:attr:`Pipeline.bubble_frac`).
     """
 
     lag: Times
@@ -37,6 +38,7 @@ class Even(msgspec.Struct, frozen=True, eq=False):
     dur: Times
     unseen: Times
     stages: tuple[tuple[int, ...], ...]
+    bubble_frac: float | None
 
 
 def even_times(run: RunView, program: RunProgram) -> Even:
@@ -74,9 +76,8 @@ def even_times(run: RunView, program: RunProgram) -> Even:
             dur[mine] = np.rint(dur[mine] / ratio)
         for places in peers:
             dur = _even_passes(program, places, dur)
-    return Even(
-        narrow(lag), narrow(own), narrow(ready), narrow(dur), _waits_for_missing(program, peers), peers
-    )
+    unseen, bubble_frac = _waits_for_missing(program, peers), stages.bubble_frac if stages else None
+    return Even(narrow(lag), narrow(own), narrow(ready), narrow(dur), unseen, peers, bubble_frac)
 
 
 def _waits_for_missing(program: RunProgram, peers: Sequence[tuple[int, ...]]) -> Times:
@@ -213,6 +214,24 @@ def balanced_stages(program: RunProgram, even: Even) -> Times:
 def _mean_stage(sums: npt.NDArray[np.float64] | npt.NDArray[np.int64], even: Even) -> float:
     """The mean over stages of what each rank takes: of some fewer ranks may have been captured."""
     return float(np.mean([sums[list(stage)].mean() for stage in even.stages if stage]))
+
+
+def waits_beyond_schedule(program: RunProgram, even: Even) -> Times:
+    """What sends and receives whose other end was not captured take beyond the bubble of the schedule.
+
+    A stage of which no rank was captured is slow where the step takes longer than the passes of the longest
+    one that was, and that bubble. Nothing is known of it where the number of micro-batches is not.
+    """
+    layout, joins = program.layout, program.layout.joins
+    lone = np.where(between_stages(program) & ~joins.complete, program.transfer, 0)
+    if even.bubble_frac is None or not lone.any():
+        return np.zeros_like(lone)
+    passes = [passes_of(program, place)[0] for place in range(len(layout.ranks))]
+    longest = max(float(program.dur[events].sum()) for events in passes)
+    beyond = max(max(one.step_ns for one in layout.notes) - longest / (1.0 - even.bubble_frac), 0.0)
+    rank = layout.rank_of_event(joins.event)
+    waits = np.bincount(rank, weights=lone, minlength=len(layout.ranks))[rank]
+    return np.asarray(np.rint(lone * np.minimum(beyond / np.maximum(waits, 1.0), 1.0)), dtype=np.int64)
 
 
 def between_stages(program: RunProgram) -> Mask:

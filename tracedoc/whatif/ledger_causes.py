@@ -39,6 +39,7 @@ from tracedoc.whatif.even_ranks import (
     even_times,
     pauses,
     spent,
+    waits_beyond_schedule,
 )
 from tracedoc.whatif.ledger_places import taken_by_rank
 from tracedoc.whatif.removal import OverSteps, Removal, Times
@@ -401,15 +402,18 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     if not passes.any():
         return None
     transfer = np.where(passes, program.transfer, 0)
-    # What a part takes whose other end is not known may be waiting, for the stage of a rank that is missing.
+    # What a part takes whose other end is not known may be waiting, by the schedule or for a slow stage.
     sent = np.where(program.layout.joins.complete, transfer, 0)
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even))
     lag = _taken(even.lag, balanced_hosts(program, even)) if program.layout.is_cpu else None
-    moved = dur.any() or (lag is not None and lag.any())
+    moved, unseen = dur.any() or (lag is not None and lag.any()), transfer - sent
+    if not all(even.stages):
+        unseen = waits_beyond_schedule(program, even)
+        moved = moved or unseen.any()
     members = {
         "pipeline.transfer": Removal.of(transfer=sent),
-        "pipeline.imbalance": Removal.of(dur=dur, lag=lag, transfer=transfer - sent) if moved else None,
+        "pipeline.imbalance": Removal.of(dur=dur, lag=lag, transfer=unseen) if moved else None,
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.

@@ -130,15 +130,9 @@ def _away_longer_ns(run: RunView, number: int) -> float:
 
 @run_fact(unit="fraction", needs=("collectives", "multi_rank"))
 def pipeline_schedule_bubble_frac(run: RunView) -> Value:
-    """Share of the passes' time that a rank waits by the schedule: (p - 1) / (v m + p - 1).
-
-    With p equal stages of v chunks and m micro-batches, of GPipe and of 1F1B alike.
-    """
-    found = needed(_pipeline(run))
-    if found.micro_batches == 0:
-        return Unknown("the number of micro-batches is not known")
-    stages = len(found.stages)
-    return (stages - 1) / (found.chunks * found.micro_batches + stages - 1)
+    """Share of the passes' time that a rank waits by the schedule (:attr:`Pipeline.bubble_frac`)."""
+    share = needed(_pipeline(run)).bubble_frac
+    return Unknown("the number of micro-batches is not known") if share is None else share
 
 
 def _pipeline(run: RunView) -> Pipeline | Unknown:

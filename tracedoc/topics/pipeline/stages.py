@@ -65,6 +65,16 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
         return all(place >= 0 for chain in self.chains for place in chain)
 
     @property
+    def bubble_frac(self) -> float | None:
+        """The share of the passes' time that a rank waits by the schedule: (p - 1) / (v m + p - 1).
+
+        With p equal stages of v chunks and m micro-batches, of GPipe and of 1F1B alike. ``None`` where the
+        number of micro-batches is not known.
+        """
+        passes, others = self.chunks * self.micro_batches, len(self.chains[0]) - 1
+        return others / (passes + others) if passes else None
+
+    @property
     def shape(self) -> str:
         """The micro-batches as text, with the chunks of an interleaved schedule."""
         count = f"{self.micro_batches} micro-batches"
