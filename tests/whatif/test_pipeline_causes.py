@@ -97,7 +97,7 @@ def test_a_heavy_stage_costs_the_same_in_short_captures_and_without_a_rank(
 
 @pytest.mark.parametrize("missing", range(4))
 def test_a_bubble_before_a_stage_that_is_missing_is_the_schedule_s(missing: int, tmp_path: Path) -> None:
-    """What its neighbours wait for a stage of which nothing was captured is no more than equal stages wait."""
+    """Its neighbours wait for a stage of which nothing was captured no longer than equal stages wait."""
     truth = Truth(replace(JOB, micro_batches=4, jitter=0.02))
     write_traces(truth.played, truth.job.ranks, tmp_path, Capture(missing=(missing,)))
     uneven = causes(tracedoc.diagnose(tmp_path)).get("pipeline.imbalance")
