@@ -148,8 +148,8 @@ def with_ranks(
         where.append(f"{whose} own step takes {own_step}")
     if len(keys) > 1:
         # Without a gain no rank is known to be worse than another.
-        which = "the worst" if has_gain else "one"
-        where.append(f"{which} of {ranks_text(keys)}")
+        others = ranks_text([key for key in keys if key != worst])
+        where.append(f"the worst of {ranks_text(keys)}" if has_gain else f"and {others} as well")
     return before_full_stop(message, ", ".join(where)) if where else message
 
 

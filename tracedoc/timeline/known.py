@@ -134,7 +134,7 @@ def _lost_thread(trace: Trace, launches: Launches, windows: Sequence[Window]) ->
         share = float(lost_calls(trace, launches).mean())
         what = f"the calls that launched {format_percent(share)} of the kernels are not in the trace"
         return what if share > LOST_SHARE else ""
-    called, lost = _transfers(trace, max((one.end_ns for one in windows if one.complete), default=0))
+    called, lost = _transfers(trace, max((one.start_ns for one in windows if one.complete), default=0))
     what = f"{lost} of {called} collectives that were called never run in the trace"
     return what if lost > LOST_SHARE * called else ""
 
@@ -142,7 +142,7 @@ def _lost_thread(trace: Trace, launches: Launches, windows: Sequence[Window]) ->
 def _transfers(trace: Trace, until_ns: int) -> tuple[int, int]:
     """How many of gloo's collectives were called, and how many of those never run that were before a time.
 
-    Some may run later, or were under way as the capture ended. Of kinds of which none runs, nothing is known
+    Some may run later, or were under way as the capture ended: not those of steps before the last one. Of kinds of which none runs, nothing is known
     but where none of any kind does.
     """
     rows = gloo_rows(trace)
