@@ -143,7 +143,7 @@ def test_kernels_that_a_lost_thread_launched_say_nothing_of_the_host(
 
 
 def test_a_rank_of_which_a_thread_of_gloo_is_lost_is_left_out(shared_traces: Path, tmp_path: Path) -> None:
-    """Of its 27 all-reduces 20 run on one thread, 8 of them before the last complete step, and 7 on another."""
+    """Of its 27 all-reduces 20 run on one thread, 8 before the last complete step, and 7 on another."""
     paths = files_of(shared_traces / "cpu_gloo" / "patho_smallbucket")
     found = diagnosed(paths, Damage("thread", 0, edited(lost_thread(0))), tmp_path)
     assert found.summary.startswith("Rank 0 is left out: what a host thread did is missing in a step")

@@ -142,8 +142,8 @@ def _lost_thread(trace: Trace, launches: Launches, windows: Sequence[Window]) ->
 def _transfers(trace: Trace, until_ns: int) -> tuple[int, int]:
     """How many of gloo's collectives were called, and how many of those never run that were before a time.
 
-    Some may run later, or were under way as the capture ended: not those of steps before the last one. Of kinds of which none runs, nothing is known
-    but where none of any kind does.
+    Some may run later, or were under way as the capture ended: not those of steps before the last one. Of
+    kinds of which none runs, nothing is known but where none of any kind does.
     """
     rows = gloo_rows(trace)
     if trace.info.backend != "gloo" and not rows.size:
