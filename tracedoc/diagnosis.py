@@ -205,7 +205,8 @@ class Fix(msgspec.Struct, frozen=True):
     """A change in the words of one framework.
 
     ``change`` is what someone can paste, "" where only ``advice``, which is prose, can be given.
-    ``replays`` is what ``tracedoc whatif`` replays for it, and ``predicted`` what comes of that in this run.
+    ``replays`` is what ``tracedoc whatif`` replays for it, ``predicted`` what comes of that in this run, and
+    ``after_plan_ms`` the step (low, likely, high) with the plan and it, where it helps only then.
     """
 
     framework: str
@@ -216,6 +217,7 @@ class Fix(msgspec.Struct, frozen=True):
     replays: str = ""
     predicted: Predicted | None = None
     advice: str = ""
+    after_plan_ms: tuple[float, float, float] | None = None
 
 
 class Finding(msgspec.Struct, frozen=True):

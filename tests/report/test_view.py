@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
 from tracedoc.diagnosis import Comparison, Evidence, FactRecord, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
+from tracedoc.ledger import Range
 from tracedoc.predicted import Predicted
 from tracedoc.report.texts import redacted
 from tracedoc.report.view import EVIDENCE_SHOWN, build_view, holds_text, instances_text
@@ -82,16 +83,19 @@ def test_a_gain_that_was_played_reads_as_a_change_of_the_step():
 
 
 @pytest.mark.parametrize(
-    ("gain_ms", "words"),
+    ("gain_ms", "after_plan_ms", "words"),
     [
-        (30.0, "100 -> about 70 ms, then mostly compute"),
-        (0.0, "saves nothing alone: compute sets the pace"),
+        (30.0, None, "100 -> about 70 ms, then mostly compute"),
+        (0.0, None, "saves nothing alone: compute sets the pace"),
+        (0.0, (40.0, 50.0, 60.0), "saves nothing alone; with the plan the step is about 50 ms (40 to 60)"),
     ],
 )
-def test_a_fix_is_told_with_its_step_and_what_most_of_that_is(gain_ms: float, words: str) -> None:
+def test_a_fix_is_told_with_its_step_and_what_most_of_that_is(
+    gain_ms: float, after_plan_ms: Range | None, words: str
+) -> None:
     left = 100.0 - gain_ms
     predicted = Predicted("no-sync", (left,) * 3, (gain_ms,) * 3, "compute", "high")
-    assert predicted_words(predicted) == words
+    assert predicted_words(predicted, after_plan_ms) == words
 
 
 def test_control_characters_and_direction_marks_are_written_out():

@@ -8,11 +8,12 @@ from msgspec.structs import replace
 import tracedoc.judge.overlaps
 from tests.example_diagnoses import sharded
 from tests.rules.concluding import cause, conclude, finding, fix, measured, rule
+from tracedoc.diagnosis import Finding
 from tracedoc.judge.findings import Judgement
 from tracedoc.judge.overlaps import mended_in_turn
-from tracedoc.judge.replayed import _priced
+from tracedoc.judge.replayed import _priced, as_planned
 from tracedoc.ledger import Ledger, LedgerRow
-from tracedoc.predicted import Predicted
+from tracedoc.predicted import PlanStep, Predicted
 from tracedoc.report.words import cost_text
 
 
@@ -148,6 +149,36 @@ def test_two_findings_that_hide_each_other_are_one_row(
         assert cost_text(other, 100.0, overlaps="finding 1") == "counts with finding 1"
     else:
         assert (one.told_ms, other.told_ms) == (2.0, 38.0)
+
+
+def _told(rule_id: str, alone_ms: float, shared_ms: float, overlaps: str) -> Finding:
+    return replace(
+        finding(rule_id, 40.0), cost_ms=1.0, alone_ms=alone_ms, shared_ms=shared_ms, overlaps=overlaps
+    )
+
+
+def _planned(rule_id: str) -> PlanStep:
+    return PlanStep(f"{rule_id}/0", "mend", "no-sync", (70.0, 80.0, 90.0), (10.0, 20.0, 30.0), "host", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("shared_ms", "severity", "order"),
+    [
+        (8.0, "note", ["wait", "launch"]),
+        (7.9, "note", ["launch", "wait"]),  # less than eight tenths of the 10 ms that the wait costs
+        (8.0, "warning", ["launch", "wait"]),
+    ],
+)
+def test_of_two_that_cost_the_same_time_the_one_is_first_that_the_plan_mends_first(
+    shared_ms: float, severity: str, order: list[str]
+) -> None:
+    launch = replace(_told("launch", 15.0, shared_ms, "waiting for the next batch"), severity=severity)
+    wait = _told("wait", 10.0, shared_ms, "launch overhead on the host")
+    causes = (cause("host.launch", 9.0, told_by=("launch",)), cause("input.wait", 6.0, told_by=("wait",)))
+    ledger = Ledger(100.0, 85.0, 0.0, causes, (3, 4), "high")
+    plan = (_planned("wait"), _planned("launch"))
+    assert [one.id for one in as_planned([launch, wait], plan, ledger)] == order
+    assert [one.id for one in as_planned([launch, wait], plan[::-1], ledger)] == ["launch", "wait"]
 
 
 @pytest.mark.parametrize("told", [True, False])

@@ -267,7 +267,7 @@ def outcome(
     if plan:
         alone = first.predicted if first is not None and of_batch and not changes_training(first) else None
         than = plan[-1].step_ms[1] if alone is None else alone.step_ms[1]
-        other = _or_batch(or_batch, than)
+        other = _or_batch(or_batch, than) or _after_plan(findings, step)
         return f"{_plan_words(plan, findings, step)}{other}."
     if first is not None and first.predicted is not None and not saves_nothing(first):
         after = first.predicted.step_ms
@@ -313,6 +313,14 @@ def _step_with(fix: Fix) -> str:
 def _step_then(step_ms: Range, today_ms: float) -> str:
     """A predicted step with its range, in the unit of today's: "about 1.2 s (1.1 to 1.5)"."""
     return format_step_change(today_ms, step_ms).partition("-> ")[2]
+
+
+def _after_plan(findings: Sequence[Finding], step: float) -> str:
+    """The fix that helps only after the plan, with the step then; else ""."""
+    for fix in (fix for one in findings for fix in one.fixes):
+        if fix.after_plan_ms is not None:
+            return f", then {lowered(fix.title)}: {_step_then(fix.after_plan_ms, step)}"
+    return ""
 
 
 def _without(

@@ -146,6 +146,14 @@ def waits_behind(findings: list[Finding], ledger: Ledger) -> list[Finding]:
     return [*rest[:place], first, *rest[place:]]
 
 
+def costs_same_time(finding: Finding, other: Finding, ledger: Ledger) -> bool:
+    """True where mending one of two findings saves most of what mending the other does."""
+    shared, costs = finding.shared_ms, [one.size_ms for one in (finding, other) if one.size_ms is not None]
+    if shared is None or len(costs) < 2 or other.rule_id not in ledger.told_by(finding.overlaps):
+        return False
+    return shared >= MOSTLY_SHARED * min(costs)
+
+
 def saved_after(
     told: Sequence[str], causes: Sequence[LedgerCause], measurements: Measurements
 ) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
@@ -19,6 +20,7 @@ from tracedoc.judge.fixes import (
     saves_nothing,
 )
 from tracedoc.judge.ledgered import causes_of
+from tracedoc.judge.overlaps import costs_same_time
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import SHARED_ABOVE, Ledger, Range
@@ -62,9 +64,10 @@ def with_predictions(
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
     plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, ledger)
-    plan = plan if is_worth_it(plan, findings, run) else ()
+    told = as_planned(_after_plan(replay, findings, plan, ledger), plan, ledger)
+    plan = plan if is_worth_it(plan, told, run) else ()
     report = replace(report, more_ranks=on_more_ranks(replay, today))
-    return replace(judgement, findings=tuple(findings)), report, plan
+    return replace(judgement, findings=tuple(told)), report, plan
 
 
 def _of_ranks(rule: Rule) -> bool:
@@ -269,6 +272,52 @@ def make_plan(
             if other[0] != place[0] and one.name != distinct[best].name
         }
     return tuple(plan)
+
+
+def _after_plan(
+    replay: RunReplay, findings: Sequence[Finding], plan: Sequence[PlanStep], ledger: Ledger
+) -> list[Finding]:
+    """The findings whose fixes, not planned and without a use by themselves, have the step after the plan."""
+    useless = {
+        str(request): request
+        for finding in findings
+        for (_, number), request in _requests([finding]).items()
+        if request.name in NOT_PLANNED and saves_nothing(finding.fixes[number])
+    }
+    chosen = [parse_request(one.change) for one in plan]
+    of_ms = ledger.step_ms or replay.step_ms
+    least = plan[-1].step_ms[1] - LEAST_SHARE * of_ms if plan else 0.0
+    found = _predictions(replay, chosen, useless, ledger) if plan and useless else {}
+    most = plan[-1].step_ms[1] if plan else 0.0
+    steps = {text: after(one.saves(of_ms), of_ms) for text, one in found.items()}
+    steps = {text: (low, likely, min(high, most)) for text, (low, likely, high) in steps.items()}
+    steps = {text: step_ms for text, step_ms in steps.items() if step_ms[1] <= least}
+    return [
+        replace(
+            one,
+            fixes=tuple(
+                replace(fix, after_plan_ms=steps.get(str(parse_request(fix.replays)))) if fix.replays else fix
+                for fix in one.fixes
+            ),
+        )
+        if steps
+        else one
+        for one in findings
+    ]
+
+
+def as_planned(findings: list[Finding], plan: Sequence[PlanStep], ledger: Ledger) -> list[Finding]:
+    """The findings; of two as severe that cost mostly the same time that first which the plan mends first."""
+    place = {one.fix.rpartition("/")[0]: number for number, one in enumerate(plan)}
+    ordered = list(findings)
+    for number, (first, then) in enumerate(pairwise(findings)):
+        if (
+            first.severity == then.severity
+            and place.get(then.id, LONGEST_PLAN) < place.get(first.id, -1)
+            and costs_same_time(first, then, ledger)
+        ):
+            ordered[number : number + 2] = then, first
+    return ordered
 
 
 def is_worth_it(plan: Sequence[PlanStep], findings: Sequence[Finding], run: RunInfo) -> bool:

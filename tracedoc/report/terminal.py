@@ -305,7 +305,7 @@ def _fix(console: Console, fix: Fix, run: str) -> None:
         _hanging(console, 9, "risk", Text(one_line(fix.risk)))
     if fix.predicted is not None:
         helps = fix.predicted.helps
-        words = (predicted_words(fix.predicted), "green" if helps else "dim")
+        words = (predicted_words(fix.predicted, fix.after_plan_ms), "green" if helps else "dim")
         provided = _provided("; ".join(fix.predicted.assumptions)) if helps else ""
         _hanging(console, 9, "step", Text.assemble(words, provided))
         if fix.replays and helps:

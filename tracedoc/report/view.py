@@ -33,6 +33,7 @@ from tracedoc.units import (
     format_percent,
     format_quantity,
     format_ranges,
+    format_step_change,
     lowered,
     three_digits,
 )
@@ -154,7 +155,7 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
     for item in findings if plan else ():
         first = item.fixes[:1] if item.finding.id not in planned else ()
         for fix in (*first, *(one for one in item.fixes if changes_training(one) and one not in first)):
-            if item.finding.severity != "note":
+            if item.finding.severity != "note" or fix.after_plan_ms is not None:
                 told.setdefault(fix.title, []).append((item, fix))
     for title, items in told.items():
         item, fix = items[0]
@@ -162,7 +163,10 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
         what = f"{title} ({'finding' if len(items) == 1 else 'findings'} {numbers})"
         if fix.replays.partition(" ")[0] in NOT_PLANNED:
             changes = f"it changes the {'batch' if changes_training(fix) else 'precision'}"
-            if played := played_text(fix.predicted):
+            if fix.after_plan_ms is not None:
+                after = format_step_change(plan[-1].step_ms[1], fix.after_plan_ms)
+                yield f"after these, {lowered(what)}: {after}; {changes}"
+            elif played := played_text(fix.predicted):
                 yield f"or {lowered(what)}: {played}; {changes}"
             else:
                 yield f"{what}: not planned, as {changes}"

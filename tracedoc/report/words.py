@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tracedoc.diagnosis import Finding, Gain
 from tracedoc.idle_causes import WORDS
-from tracedoc.ledger import is_hidden, saved_words
+from tracedoc.ledger import Range, is_hidden, saved_words
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PathPiece, Predicted, enlarges_batch
 from tracedoc.units import format_ms, format_percent, format_step_change
 
@@ -60,11 +60,17 @@ def resource_name(resource: str) -> str:
     return RESOURCES.get(resource, resource)
 
 
-def predicted_words(predicted: Predicted) -> str:
-    """The step with a fix, ``54.9 -> about 31 ms (29 to 35)``, and what most of it is then."""
+def predicted_words(predicted: Predicted, after_plan_ms: Range | None = None) -> str:
+    """The step with a fix, ``54.9 -> about 31 ms (29 to 35)``, and what most of it is then.
+
+    Of one that helps only after the plan, the step ``after_plan_ms`` with both.
+    """
     most = f"mostly {resource_name(predicted.then_limited_by)}" if predicted.then_limited_by else ""
     if predicted.helps:
         return f"{_change_words(predicted)}{most and f', then {most}'}"
+    if after_plan_ms is not None:
+        with_plan = format_step_change(predicted.before_ms, after_plan_ms).partition("-> ")[2]
+        return f"saves nothing alone; with the plan the step is {with_plan}"
     pace = "the host" if predicted.then_limited_by == "host" else most.removeprefix("mostly ")
     return f"saves nothing alone{pace and f': {pace} sets the pace'}"
 
