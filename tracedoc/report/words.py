@@ -90,10 +90,7 @@ WITHOUT = " without it"
 """What ends a change of the step that is no fix, but the absence of what was found."""
 
 
-FINDINGS_NOTE = "costs are of the mean step, less what other waits then take"
-
-SAVES_MORE = 1.25
-"""A fix that saves so many times what its finding costs shortens what others cost, too."""
+FINDINGS_NOTE = "each cost counts after the findings before it; each step is with that fix alone"
 
 
 def cost_text(
@@ -106,9 +103,10 @@ def cost_text(
 ) -> str:
     """What a finding costs the step, in words; "" where the ledger has none of its causes.
 
-    That is what mending it saves after the findings before it, of which it is the one with this ``number``;
-    where its first ``fix`` saves more, that is told as well. Where it saves nothing then, those cost the same
-    time. ``overlaps`` is the finding with the cause that hides it or costs the same time.
+    That is what mending it saves after the findings before it, of which it is the one with this ``number``.
+    Where it saves nothing then, those cost the same time; of what they hide today it is told what mending it
+    alone saves, but for a ``fix`` that helps. ``overlaps`` is the finding with the cause that hides it or
+    costs the same time.
     """
     overlaps = overlaps or finding.overlaps
     if finding.told_ms is None or not step_ms:
@@ -119,23 +117,19 @@ def cost_text(
     told_ms = alone_ms if same else told_ms
     told, alone = saved_words(told_ms), saved_words(alone_ms)
     costs = f"costs {told} of the {format_ms(step_ms)} step ({format_percent(told_ms / step_ms)})"
-    saves_more = fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * told_ms
     if same:
         costs += f", the same time as {overlaps or before}"
     elif finding.is_pair and overlaps:
         share = f"{told} ({format_percent(told_ms / step_ms)})"
         costs = f"costs {alone} of the {format_ms(step_ms)} step, {share} with {overlaps} mended as well"
     elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
-        overlaps = before
         hides = "is mended, which hides" if number == 2 else "are mended, which hide"
-        costs += f" once {overlaps} {hides} it today"
+        costs += f" once {before} {hides} it today"
         if finding.alone_ms > 0 and (fix is None or not fix.helps):
             costs += f"; alone it saves {alone}"
     elif finding.together_ms is not None and overlaps:
         costs += f", {format_ms(finding.together_ms)} together with {overlaps}, which it hides"
-    if fix is None or not saves_more:
-        return costs
-    return f"{costs}; its fix also mends part of {overlaps or 'other causes'}"
+    return costs
 
 
 def is_told_by_cost(finding: Finding) -> bool:
