@@ -91,7 +91,7 @@ def test_printed_code_trains_every_parameter_that_is_to_be_trained(
     found = trained[name]
     assert "error" not in found, found["error"]
     assert found["changed"] == found["tensors"]
-    _, training, _ = (CASES | ADAPTERS)[name]
+    _, training = (CASES | ADAPTERS)[name]
     assert found["parameters"] == Question(llama, training, WORLD, 1, 80e9).trainable
 
 
