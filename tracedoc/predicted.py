@@ -12,17 +12,24 @@ CPU_RUNS_DIFFER = 0.10
 """Steps of two runs of a job on CPUs, which share their cores with everything else, differ by this share."""
 
 
-def as_runs_differ(gain_ms: Range, step_ms: float, own_frac: tuple[float, float]) -> Range:
+WARMER_SHARE = 0.45
+"""What stays of a step takes by so much less at most where pauses go that leave caches and cores cold."""
+
+
+def as_runs_differ(
+    gain_ms: Range, step_ms: float, own_frac: tuple[float, float], warmer_ms: float = 0.0
+) -> Range:
     """A gain on CPUs of a captured step, of which ``own_frac`` is the job's own, at least and at most.
 
     As unsure as two runs, by what it takes or leaves. Of the job's own step what goes is a larger share, by
     what the profiler adds, or is shorter itself, by all that is not usual; what stays is shortened with the
-    step at most, so that it never vanishes.
+    step at most, so that it never vanishes. It is shorter by up to ``warmer_ms`` where no pause precedes it.
     """
     least, own = own_frac
     low, likely, high = gain_ms
     spread = CPU_RUNS_DIFFER * max(min(likely, step_ms - likely), 0.0)
     low, high = low - spread, max(min(high + spread, step_ms), high)
+    high += max(min(warmer_ms, likely, WARMER_SHARE * (step_ms - high)), 0.0)
     most = min(high / own, step_ms - own * (step_ms - high))
     return min(low, max(low - (1 - least) * step_ms, 0.0)), likely, max(high, most)
 

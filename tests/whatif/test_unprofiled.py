@@ -29,6 +29,13 @@ def test_a_step_never_vanishes() -> None:
     assert as_runs_differ((90.0, 90.0, 90.0), 100.0, (0.8, 0.8)) == pytest.approx((69.0, 90.0, 92.8))
 
 
+def test_what_stays_is_shorter_where_no_pause_leaves_caches_cold() -> None:
+    """Of 60 ms that stay 2 go, of 9 at most 45 %; no more than what the pause itself takes."""
+    assert as_runs_differ((40.0, 40.0, 40.0), 100.0, (1.0, 1.0), 2.0) == pytest.approx((36.0, 40.0, 46.0))
+    assert as_runs_differ((90.0, 90.0, 90.0), 100.0, (1.0, 1.0), 20.0) == pytest.approx((89.0, 90.0, 95.05))
+    assert as_runs_differ((1.0, 1.0, 1.0), 100.0, (1.0, 1.0), 20.0) == pytest.approx((0.9, 1.0, 2.1))
+
+
 def test_without_a_profiler_a_gain_is_what_was_played() -> None:
     assert as_runs_differ((-5.0, 0.0, 20.0), 100.0, (1.0, 1.0)) == (-5.0, 0.0, 20.0)
 

@@ -31,6 +31,7 @@ from tracedoc.topics.step.run import own_frac
 from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.units import format_ms, format_percent, format_ranges, format_step_change, lowered
 from tracedoc.whatif.ledger import alone_of
+from tracedoc.whatif.predictions import cooled_ms
 
 NAMED_FINDINGS = 2
 """The line names this many findings; the report has the rest."""
@@ -338,9 +339,9 @@ def _without(
     saved = alone_of(measurements.run, causes) if causes and gain and gain.likely_ms is not None else None
     if ledger is not None and saved is not None and saved[1] > 0:
         of = ledger.step_ms
-        low, likely, high = (
-            as_runs_differ(saved, of, own_frac(measurements.run)) if measurements.is_cpu else saved
-        )
+        run = measurements.run
+        sure = as_runs_differ(saved, of, own_frac(run), cooled_ms(run, causes))
+        low, likely, high = sure if measurements.is_cpu else saved
         change = format_step_change(of, (max(of - high, 0.0), max(of - likely, 0.0), max(of - low, 0.0)))
     elif gain is not None and gain.high_ms > 0:
         of = gain.mean_step_ms or step

@@ -39,6 +39,7 @@ from tracedoc.topics.step.run import own_frac
 from tracedoc.units import format_ms, format_percent
 from tracedoc.whatif.larger_batch import larger_batch, per_step_causes
 from tracedoc.whatif.ledger import play_together
+from tracedoc.whatif.predictions import cooled_ms
 
 ALIKE = 0.5
 """A cause without a known fix comes after one that has one, where that costs at least this share of it."""
@@ -252,7 +253,8 @@ def concluded(
     ordered = waits_behind([one.finding for one in priced], replace(ledger, causes=causes))
     findings = tuple(_in_place(one, dropped, judgement.rules) for one in ordered)
     told = replace(judgement, findings=findings, verdicts=verdicts)
-    return _as_runs_differ(told, ledger, measurements), replace(ledger, causes=causes)
+    ledger = replace(ledger, causes=causes)
+    return _as_runs_differ(told, ledger, measurements), ledger
 
 
 def _told_plainly(
@@ -273,7 +275,8 @@ def _as_runs_differ(judgement: Judgement, ledger: Ledger, measurements: Measurem
         if (gain := one.gain) is not None and gain.likely_ms is not None:
             played = (gain.low_ms, gain.likely_ms, gain.high_ms)
             of = (gain.mean_step_ms, (1.0, 1.0)) if gain.mean_step_ms else captured
-            low, _, high = as_runs_differ(played, *of)
+            causes = [cause.id for cause in ledger.causes if one.rule_id in cause.told_by]
+            low, _, high = as_runs_differ(played, *of, cooled_ms(measurements.run, causes))
             one = replace(one, gain=replace(gain, low_ms=max(low, 0.0), high_ms=high))
         findings.append(one)
     return replace(judgement, findings=tuple(findings))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import prod
 
 import msgspec
+import numpy as np
 
 from tracedoc.play.path import find_path
 from tracedoc.play.player import Played
@@ -13,14 +14,22 @@ from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import Refusal, RunReplay, in_a_row, replay_run
 from tracedoc.predicted import as_runs_differ
 from tracedoc.ranks.run_view import RunView
+from tracedoc.timeline.lags import PAUSE_NS
 from tracedoc.topics.step.run import own_frac
 from tracedoc.values import once
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
+from tracedoc.whatif.even_ranks import pauses
 from tracedoc.whatif.ledger_steps import other_steps
 
 NARROW = 0.05
 """Confidence is high only where the range is narrower than this share of the step."""
+
+COOLED_NS = 2_000_000
+"""After a pause of a CPU what follows takes up to so much longer: caches fill again, and cores wake."""
+
+PAUSES = ("host.pause", "host.gc", "ranks.host")
+"""Causes that are time in which a host pauses."""
 
 WIDENING = 0.5
 """The range is wider than the scenarios by this share of the replay's own error."""
@@ -49,6 +58,7 @@ class _Outcome(msgspec.Struct, frozen=True):
     """What is kept of a program that was played; ``limited_by`` of that in the likely scenario only."""
 
     step_ns: float
+    cooled_ms: float
     limited_by: str = ""
 
 
@@ -99,7 +109,24 @@ def _outcome(replay: RunReplay, played: Played) -> _Outcome:
         limited_by = next(iter(find_path(played, replay.subject).shares()), "")
         if played.program.layout.is_cpu and limited_by == "compute":
             limited_by = ""  # all that a process does but wait, operators and sleeps alike
-    return _Outcome(played.step_ns, limited_by)
+    return _Outcome(played.step_ns, _cooled_ms(played.program), limited_by)
+
+
+def _cooled_ms(program: RunProgram) -> float:
+    """What the pauses of a CPU step may cost what follows them, on the rank that has most of them."""
+    if not program.layout.is_cpu:
+        return 0.0
+    away = pauses(program, program.lag.astype(np.int64))
+    cooled = np.where(away >= PAUSE_NS, np.minimum(away, COOLED_NS), 0)
+    return float(np.bincount(program.layout.point_rank, weights=cooled).max(initial=0.0)) / 1e6
+
+
+def cooled_ms(run: RunView, causes: Iterable[str]) -> float:
+    """What pauses of a CPU step may cost what follows them, if some of these causes are pauses; else 0."""
+    replay = run_replay(run)
+    if isinstance(replay, Refusal) or not set(causes) & set(PAUSES):
+        return 0.0
+    return _cooled_ms(replay.base[Scenario.FAST].program)
 
 
 def _edited(
@@ -140,7 +167,8 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes
         spread = abs(gains[1])
     gained = (gains[0] - spread, gains[1], min(gains[2] + spread, today))
     if replay.base[Scenario.LIKELY].program.layout.is_cpu:
-        gained = as_runs_differ(gained, today, replay.own_frac)
+        cooled = _cooled_ms(replay.base[Scenario.FAST].program) - found[Scenario.FAST].cooled_ms
+        gained = as_runs_differ(gained, today, replay.own_frac, max(cooled, 0.0))
     return Prediction(
         gain_ms=gained,
         of_ms=today,
