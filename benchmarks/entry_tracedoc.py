@@ -12,8 +12,7 @@ from tracedoc.__main__ import collect_seldom
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 collect_seldom()
 
-from tracedoc.executors.memory import keep_until_given_back  # noqa: E402
-from tracedoc.executors.run import run_each  # noqa: E402
+from tracedoc.executors.run import keep_until_given_back, run_each  # noqa: E402
 from tracedoc.timeline import activity, launches, steps  # noqa: E402
 from tracedoc.trace.kineto import read_trace  # noqa: E402
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.executors.memory import _WORTH_RETURNING
+from tracedoc.executors.run import _WORTH_RETURNING
 
 NAME, VERSION = platform.libc_ver()
 pytestmark = pytest.mark.skipif(
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 START = """\
 import resource
-from tracedoc.executors.memory import give_back, keep_until_given_back
+from tracedoc.executors.run import give_back, keep_until_given_back
 
 def pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -14,7 +14,7 @@ input: a data loader is waited for; allocator: device memory is allocated or fre
 the GPU, which therefore ran out of work (:mod:`tracedoc.timeline.syncs`); loading: a kernel, a module or a
 library is called for the first time; compile: code is compiled, or a graph captured; gc: Python collects
 garbage; profiler: the profiler's own work; operator: an operator computes on the CPU, and launches nothing
-(:mod:`tracedoc.timeline.quiet`); launch: the next GPU event was not launched yet, or the call that launches
+(:mod:`tracedoc.timeline.idle`); launch: the next GPU event was not launched yet, or the call that launches
 it has not returned; dependency: it was launched, yet nothing runs (gaps inside a CUDA graph among them);
 unknown: its launch was not seen.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from tracedoc.collector.host.devices import describe_device
+from tracedoc.collector.devices import describe_device
 
 
 class Fabric(ctypes.Structure):

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from tracedoc.collector import loader_workers
-from tracedoc.collector.loader_workers import forget_workers, read_workers, watch_loop
+from tracedoc.collector import loading
+from tracedoc.collector.loading import forget_workers, read_workers, watch_loop
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(loader_workers.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(loader_workers, "FIRST_S", 0.0001)
-    monkeypatch.setattr(loader_workers, "FIRST_WRITTEN", 1)
+    monkeypatch.setattr(loading.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(loading, "FIRST_S", 0.0001)
+    monkeypatch.setattr(loading, "FIRST_WRITTEN", 1)
     return tmp_path
 
 
@@ -79,7 +79,7 @@ def test_workers_are_added_up_and_damaged_files_passed_over() -> None:
     words = {"stacks": [{"ms": 3, "frames": ["data.py(1): load@2"]}], "made_ms": 3, "disk_ms": 1}
     files = [json.dumps({**words, "seen_ms": seen}) for seen in (4, 6)] + ["{", '[{"ms": "much"}]']
     for pid, text in enumerate(files, 1):
-        Path(loader_workers._path(pid)).write_text(text)
+        Path(loading._path(pid)).write_text(text)
     stacks = [{"ms": 6.0, "frames": ["data.py(1): load@2"]}]
     found = {"stacks": stacks, "made_ms": 6.0, "disk_ms": 2.0, "made_frac": 0.75}
     assert read_workers([1, 2, 3, 4, 5]) == found
@@ -91,7 +91,7 @@ def test_workers_are_added_up_and_damaged_files_passed_over() -> None:
 def test_a_worker_whose_thread_cannot_be_interrupted_waits_for_a_disk(
     state: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_workers, "state_of", lambda path: state)
+    monkeypatch.setattr(loading, "state_of", lambda path: state)
     module = loop_of(fetch)
     watch_loop(module)
     seen: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def test_a_worker_whose_thread_cannot_be_interrupted_waits_for_a_disk(
 
 def test_the_state_stands_behind_a_name_with_brackets(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("7 (pt data) w) D 1 7 7 0")
-    assert loader_workers.state_of(str(tmp_path / "stat")) == "D"
+    assert loading.state_of(str(tmp_path / "stat")) == "D"
 
 
 def test_threads_switch_as_usual_after_a_sample() -> None:

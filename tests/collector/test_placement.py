@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.collector.host import placement
+from tracedoc.collector import environment
 from tracedoc.run.machine import read_machine
 
 
@@ -51,9 +51,9 @@ def draw(host: Host, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (speed, state) in host.interfaces.items():
         write(f"net/{name}/speed", speed)
         write(f"net/{name}/operstate", state + "\n")
-    monkeypatch.setattr(placement, "_SYSTEM", folder / "system")
-    monkeypatch.setattr(placement, "_PROCESS", folder / "process")
-    monkeypatch.setattr(placement, "_NETWORK", folder / "net")
+    monkeypatch.setattr(environment, "_SYSTEM", folder / "system")
+    monkeypatch.setattr(environment, "_PROCESS", folder / "process")
+    monkeypatch.setattr(environment, "_NETWORK", folder / "net")
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_cores_and_nodes_are_those_of_the_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     draw(HOSTS[name], tmp_path, monkeypatch)
-    found = placement.describe_cores(allowed, lambda file, controller: None)
+    found = environment.describe_cores(allowed, lambda file, controller: None)
     assert (found["usable"], found["first_threads"]) == (HOSTS[name].usable, first_threads)
     assert found["numa_nodes"]["allowed"] == nodes
-    machine = read_machine({"environment": {"host": {**found, "affinity": placement.ranges(allowed)}}})
+    machine = read_machine({"environment": {"host": {**found, "affinity": environment.ranges(allowed)}}})
     assert machine.allowed == allowed
-    assert {node: placement.ranges(set(cpus)) for node, cpus in machine.nodes.items()} == HOSTS[name].nodes
+    assert {node: environment.ranges(set(cpus)) for node, cpus in machine.nodes.items()} == HOSTS[name].nodes
 
 
 def test_a_container_has_the_processors_of_its_cpuset(
@@ -90,7 +90,7 @@ def test_a_container_has_the_processors_of_its_cpuset(
 ) -> None:
     draw(TWO_SOCKETS, tmp_path, monkeypatch)
     (tmp_path / "effective").write_text("2-3\n")
-    found = placement.describe_cores({2, 3}, lambda file, controller: tmp_path / "effective")
+    found = environment.describe_cores({2, 3}, lambda file, controller: tmp_path / "effective")
     assert found["usable"] == "2-3"
 
 
@@ -103,7 +103,7 @@ def test_own_memory_is_counted_by_node(tmp_path: Path, monkeypatch: pytest.Monke
         "7fff default stack anon=3 N0="
     )
     draw(Host({0: "0", 1: "1"}, {}, "0-1", maps), tmp_path, monkeypatch)
-    found = placement.describe_cores({0}, lambda file, controller: None)
+    found = environment.describe_cores({0}, lambda file, controller: None)
     assert found["memory_nodes"] == {"0": 4 * 4096, "1": 8 * 4096 + 2 * 2048 * 1024}
 
 
@@ -116,4 +116,4 @@ def test_interfaces_that_are_up_tell_their_speed(tmp_path: Path, monkeypatch: py
         "lo": ("", "unknown"),
     }
     draw(Host({}, {}, "0", interfaces=interfaces), tmp_path, monkeypatch)
-    assert placement.describe_interfaces() == {"eno1": 1000, "ens3": 100000}
+    assert environment.describe_interfaces() == {"eno1": 1000, "ens3": 100000}

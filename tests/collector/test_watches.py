@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tracedoc.collector import evidence
+from tracedoc.collector import environment, evidence
+from tracedoc.collector.devices import HostCommands, summarise_samples
+from tracedoc.collector.environment import difference, numbers, ranges, read_counters
 from tracedoc.collector.evidence import CollectionWatch
-from tracedoc.collector.host import environment
-from tracedoc.collector.host.devices import HostCommands, summarise_samples
-from tracedoc.collector.host.environment import difference, read_counters
-from tracedoc.collector.host.placement import numbers, ranges
 from tracedoc.collector.steps import StepLogWriter, with_waits
 from tracedoc.run import steplog
 from tracedoc.run.steplog import parse_step_log, read_step_log

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.planner.fitting import unsharded
+from tracedoc.planner.measured import unsharded
 
 GB = 1e9
 RUN = {"parameters": 10**9, "gpus": 4, "memory_bytes": 40 * GB, "peak_bytes": 10 * GB}

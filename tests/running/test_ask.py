@@ -14,8 +14,7 @@ from tests.running.test_watch import end_job, run_folder
 from tracedoc.collector import live
 from tracedoc.collector.live import RequestWatch
 from tracedoc.errors import InputError
-from tracedoc.run.manifest import write_json
-from tracedoc.run.request import REQUEST_NAME, Request, read_request
+from tracedoc.run.manifest import REQUEST_NAME, Request, read_request, write_json
 from tracedoc.running import ask as asking
 from tracedoc.running.ask import ask, wait_for
 

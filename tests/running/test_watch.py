@@ -14,8 +14,7 @@ from tests.run.test_flight import call, dump
 from tracedoc.cli.watch import follow
 from tracedoc.collector.steps import StepLogWriter
 from tracedoc.errors import InputError
-from tracedoc.run.manifest import write_json
-from tracedoc.run.request import read_request
+from tracedoc.run.manifest import read_request, write_json
 from tracedoc.run.steplog import BEGINS, CAPACITY, ENDS, HEADER, MAGIC, RECORD, STEP
 from tracedoc.running.watch import JobWatch, LogTail, RankSteps, write_metrics
 from tracedoc.testing.cases import draw_log

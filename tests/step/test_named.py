@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tracedoc
 from tracedoc.charts import Picture
-from tracedoc.step.named import NAMED_KERNELS
+from tracedoc.step.drawn import NAMED_KERNELS
 from tracedoc.testing import TraceBuilder, parse_lanes
 
 

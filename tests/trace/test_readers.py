@@ -22,7 +22,7 @@ from tracedoc.testing import TraceBuilder
 from tracedoc.trace import chunks, reader
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
-from tracedoc.trace.scan import ChunkScanner
+from tracedoc.trace.reader import ChunkScanner
 
 BEGINNING = 4_000_000
 """So many bytes of a real trace have all that it has; four of them are longer, and are cut off there."""

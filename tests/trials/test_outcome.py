@@ -7,9 +7,8 @@ from typing import Any
 
 from tracedoc.collector.trial.changes import read_change
 from tracedoc.predicted import FAILED, HUNG, KEPT, LESS, MORE, NO_EFFECT, NOT_MADE, SLOWER, UNDECIDED, Tried
-from tracedoc.trials.candidates import Candidate
+from tracedoc.trials.fixes import Candidate, outcome
 from tracedoc.trials.one_run import Ran
-from tracedoc.trials.outcome import outcome
 
 STEPS = 20
 

@@ -21,7 +21,7 @@ from tracedoc.predicted import TRIED_NAME, read_tried
 from tracedoc.run import discover
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.trials import one_run, turns
-from tracedoc.trials.candidates import candidates
+from tracedoc.trials.fixes import candidates
 from tracedoc.trials.one_run import Job, Ran
 
 STEPS = 20

@@ -1,4 +1,4 @@
-"""The command line: one module a command, and how errors become words and exit codes."""
+"""The command line: modules of commands, and how errors become words and exit codes."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ COMMANDS = (
 )  # fmt: skip
 """What can be run; ``tracedoc.cli.NAME`` defines ``NAME``, and is imported where it is asked for."""
 
+_ELSEWHERE = {"history": "compare", "report": "diagnose", "try": "try_"}
+"""The modules of commands that stand with another, or whose name no module can have."""
+
 
 class Commands(click.Group):
     """The group of commands; every error of ours ends as two lines on stderr and an exit code."""
@@ -46,8 +49,8 @@ class Commands(click.Group):
         """Return a command, ``None`` for any other name."""
         if cmd_name not in COMMANDS:
             return None
-        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
-        command: click.Command = getattr(import_module(f"tracedoc.cli.{name}"), name)
+        module = import_module(f"tracedoc.cli.{_ELSEWHERE.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
         return command
 
     def main(  # type: ignore[override]

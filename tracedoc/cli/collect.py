@@ -144,7 +144,7 @@ def collect(
     if len([one for one in (command, server, again) if one]) != 1:
         raise click.UsageError("Give one of -- COMMAND, --from URL and --again RUN.")
     if server or again:
-        from tracedoc.cli.running import capture_again, capture_from
+        from tracedoc.cli.watch import capture_again, capture_from
 
         captured = (
             capture_from(server, output, seconds, settings["max_mb"], job_id)

@@ -1,8 +1,9 @@
-"""``tracedoc diagnose``: from traces to the answer."""
+"""``tracedoc diagnose`` and ``tracedoc report``: from traces to the answer, and an answer shown again."""
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from tracedoc.cli.completion import files
-from tracedoc.cli.output import Target, json_text, report_options, say, send, targets, write
-from tracedoc.cli.reading import Reading, names_in, reading_options, rules_option, run_pipeline
+from tracedoc.cli.output import Target, json_text, quiet_option, report_options, say, send, targets, write
+from tracedoc.cli.reading import Reading, diagnosis_of, names_in, reading_options, rules_option, run_pipeline
 from tracedoc.config import LEVELS, Config, find_config
 from tracedoc.errors import InputError
 
@@ -151,3 +152,59 @@ def _settings() -> Config:
 def _gating(diagnosis: Diagnosis, level: str) -> int:
     worse = LEVELS[: LEVELS.index(level) + 1]
     return sum(finding.severity in worse and finding.gates for finding in diagnosis.findings)
+
+
+@click.command(short_help="Show a diagnosis that was saved as JSON or as a page.")
+@click.argument("diagnosis", metavar="DIAGNOSIS", shell_complete=files)
+@report_options
+@quiet_option
+def report(
+    diagnosis: str,
+    report_format: str | None,
+    outputs: tuple[str, ...],
+    verdicts: bool,
+    top: int,
+    redact: bool | None,
+    browse: bool,
+) -> None:
+    """Show a diagnosis that was saved as JSON or as a page; - is stdin.
+
+    \b
+    Examples:
+      tracedoc report diagnosis.json
+      tracedoc report diagnosis.json -o report.html
+      tracedoc report report.html
+      tracedoc report diagnosis.json --open
+      tracedoc report diagnosis.json -f json --redact > to-share.json
+    """
+    places = targets(report_format, outputs, () if diagnosis == "-" else (diagnosis,))
+    result = diagnosis_of(_read(diagnosis), "standard input" if diagnosis == "-" else diagnosis)
+    write(
+        result,
+        places,
+        command="" if diagnosis == "-" else shlex.join(["tracedoc", "report", diagnosis]),
+        verdicts=verdicts,
+        top=top,
+        redact=redact,
+        browse=browse,
+    )
+
+
+def _read(path: str) -> bytes:
+    if path == "-":
+        return sys.stdin.buffer.read()
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{path} does not exist", "write one with: tracedoc diagnose RUN -o diagnosis.json"
+        ) from error
+    except IsADirectoryError as error:
+        raise InputError(
+            f"{path} is a folder, not a diagnosis",
+            f"write one with: tracedoc diagnose {shlex.quote(path)} -o diagnosis.json",
+        ) from error
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {error.strerror}", "give a file that you may read"
+        ) from error

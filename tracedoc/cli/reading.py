@@ -15,7 +15,6 @@ import click
 from tracedoc.cli.completion import folders
 from tracedoc.cli.output import progress_on_terminal, quiet_option
 from tracedoc.errors import InputError, TracedocError, failure
-from tracedoc.executors.memory import keep_until_given_back
 from tracedoc.run.remote import is_remote
 
 if TYPE_CHECKING:
@@ -91,6 +90,8 @@ def reading_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_reading(*, debug: bool, no_cache: bool, **values: Any) -> None:
+        from tracedoc.executors.run import keep_until_given_back
+
         show_debug(debug)
         keep_numpy_to_one_thread()
         keep_until_given_back()

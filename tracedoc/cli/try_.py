@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tracedoc.diagnosis import Diagnosis
     from tracedoc.predicted import Trials
     from tracedoc.run.manifest import Manifest
-    from tracedoc.trials.candidates import Candidate
+    from tracedoc.trials.fixes import Candidate
     from tracedoc.trials.one_run import Job
     from tracedoc.trials.turns import Progress, Turns
 
@@ -141,7 +141,7 @@ def try_(
     from tracedoc.pipeline import Options
     from tracedoc.report.trial_sheet import trial_sheet
     from tracedoc.run.manifest import read_manifest
-    from tracedoc.trials.candidates import candidates, choose, together
+    from tracedoc.trials.fixes import candidates, choose, together
 
     manifest = read_manifest(Path(path))
     diagnosis = run_pipeline((path,), Options(cache=True))
@@ -271,7 +271,7 @@ def _progress() -> Iterator[Any]:
 def _keep(found: Trials, diagnosis: Diagnosis, folder: Path, named: str | None) -> None:
     """Keep what was tried beside the run, and in the records."""
     from tracedoc.predicted import keep_tried
-    from tracedoc.trials.outcome import record
+    from tracedoc.trials.fixes import record
 
     try:
         keep_tried(folder, found)

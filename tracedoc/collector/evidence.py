@@ -19,8 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tracedoc.collector.frameworks import describe, describe_compile, find_live
-from tracedoc.collector.host.devices import (
+from tracedoc.collector.devices import (
     COMMANDS,
     DeviceSampler,
     HostCommands,
@@ -28,7 +27,7 @@ from tracedoc.collector.host.devices import (
     describe_pcie,
     open_device,
 )
-from tracedoc.collector.host.environment import (
+from tracedoc.collector.environment import (
     Counters,
     describe_environment,
     describe_memory,
@@ -36,6 +35,7 @@ from tracedoc.collector.host.environment import (
     link_rates,
     read_counters,
 )
+from tracedoc.collector.frameworks import describe, describe_compile, find_live
 from tracedoc.collector.live import remove_dumps, write_dumps
 from tracedoc.collector.loading import LoaderWatch
 from tracedoc.collector.nccl import read_nccl_log

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tracedoc.collector.loader_workers import watch_loop
+from tracedoc.collector.loading import watch_loop
 from tracedoc.collector.nccl import ask_nccl
 from tracedoc.collector.options import CONFIG_NAME, Options, level_of, read_options
 from tracedoc.collector.recorder import ForeignProfilers

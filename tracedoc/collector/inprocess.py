@@ -66,7 +66,7 @@ def live(folder: str | os.PathLike[str] | None = None, *, port: int | None = Non
     Raises :class:`InputError` where the folder cannot be made, and where it is missing without the launcher.
     """
     from tracedoc.collector import hook
-    from tracedoc.run.request import VARIABLE
+    from tracedoc.run.manifest import VARIABLE
 
     os.environ[VARIABLE] = "1"
     if port is not None:

@@ -12,13 +12,13 @@ from pathlib import Path
 from tracedoc.collector.probe import loaded, probe
 from tracedoc.collector.samples import script_frames
 from tracedoc.run.flight import FLIGHT_SUFFIX, STACK_SUFFIX
-from tracedoc.run.manifest import replace_file
-from tracedoc.run.request import (
+from tracedoc.run.manifest import (
     LEAST_SECONDS_BETWEEN_LOOKS,
     SECONDS_BETWEEN_LOOKS,
     STEPS_SAMPLED,
     Request,
     read_request,
+    replace_file,
 )
 
 _RECORDERS = (("_dump_fr_trace", FLIGHT_SUFFIX), ("_dump_nccl_trace", f".nccl{FLIGHT_SUFFIX}"))

@@ -31,12 +31,13 @@ from tracedoc.run.manifest import (
     PART_SUFFIX,
     PARTIAL,
     RECORDING,
+    VARIABLE,
     WAITING,
     WRITING,
+    Request,
     timestamp,
     write_json,
 )
-from tracedoc.run.request import VARIABLE, Request
 
 _BEFORE, _OPEN, _CLOSING, _AFTER, _DONE = range(5)
 """Where a capture stands: not begun, armed or recording, trace on its way, steps still timed, all done."""

@@ -10,6 +10,7 @@ from tracedoc.comparison.differences import (
     FactChange,
     FindingChange,
     KernelChange,
+    Scaling,
     Setting,
     collectives_that_changed,
     facts_that_moved,
@@ -17,9 +18,9 @@ from tracedoc.comparison.differences import (
     kernels_that_changed,
     limits_of,
     places_that_differ,
+    scaling_of,
     settings_that_differ,
 )
-from tracedoc.comparison.scaling import Scaling, scaling_of
 from tracedoc.comparison.step_change import StepChange, StepVerdict, same_capture, step_change, verdict_on
 from tracedoc.comparison.waterfall import Waterfall, cause_waterfall, step_lengths, waterfall
 from tracedoc.diagnosis import Diagnosis, RunInfo

@@ -9,8 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.comparison.compare import RunComparison, compare
-from tracedoc.comparison.differences import FindingChange, are_related
-from tracedoc.comparison.scaling import gpus
+from tracedoc.comparison.differences import FindingChange, are_related, gpus
 from tracedoc.comparison.waterfall import compared_budget
 from tracedoc.diagnosis import BUDGET_PARTS, Diagnosis
 from tracedoc.errors import InputError

@@ -23,8 +23,7 @@ from tracedoc.ranks.exposure import split_exposed
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode
-from tracedoc.step.drawn import MAX_DRAWN, RESOLUTION, thinned
-from tracedoc.step.named import NamedStretches
+from tracedoc.step.drawn import MAX_DRAWN, RESOLUTION, NamedStretches, thinned
 from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.shards.shard_units import NO_TIME, PHASES, ShardCalls

@@ -15,24 +15,65 @@ from tracedoc.errors import InputError
 from tracedoc.run.flight import FLIGHT_SUFFIX, STACK_SUFFIX
 from tracedoc.run.manifest import (
     COMPLETE,
+    MANIFEST_SCHEMA,
     NOTHING,
+    PART_SUFFIX,
     PARTIAL,
-    Part,
-    is_running,
-    read_parts,
-    write_json,
-)
-from tracedoc.run.request import (
     REQUEST_NAME,
     SECONDS_BETWEEN_LOOKS,
     STEPS_SAMPLED,
     VARIABLE,
+    Part,
     Request,
+    is_running,
+    read_parts,
     read_request,
+    write_json,
 )
 from tracedoc.run.steplog import MAX_STEP_LOG_BYTES, STEP, parse_step_log
 from tracedoc.run.untrusted import UnusableError, inside, read_bounded
-from tracedoc.running.parts import newest_ranks
+
+SECONDS_TO_CONNECT = 10.0
+"""How long a server of a running job may take to accept a connection."""
+
+
+def newest_ranks(parts: Sequence[Part]) -> list[Part]:
+    """The parts of the ranks of the job's last start."""
+    ranks = [part for part in parts if part.get("part") == "rank"]
+    starts = [int(str(part.get("restart", 0))) for part in ranks]
+    return [part for part, start in zip(ranks, starts, strict=True) if start == max(starts)]
+
+
+def write_part(
+    folder: Path,
+    *,
+    rank: int,
+    world_size: int,
+    host: str,
+    server: str,
+    seconds: float,
+    name: str,
+    reason: str,
+    **more: object,
+) -> None:
+    """Write the part of a rank whose trace is the file ``name``, "" for none; ``reason`` is what is wrong."""
+    part: dict[str, object] = {
+        "schema": MANIFEST_SCHEMA,
+        "part": "rank",
+        "rank": rank,
+        "world_size": world_size,
+        "host": host,
+        "level": "full",
+        "state": NOTHING if not name else PARTIAL if reason else COMPLETE,
+        "reason": reason,
+        "captured_from": {"server": server, "seconds": seconds},
+        "not_known": ["steps", "step_log", "environment", "framework", "clocks"],
+        **more,
+    }
+    if name:
+        part |= {"file": name, "bytes": (folder / name).stat().st_size}
+    write_json(folder / f"rank-{rank}{PART_SUFFIX}", part)
+
 
 SECONDS_STILL = 60.0
 """A job whose ranks take no step for so long after a request stands still."""

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from tracedoc.errors import InputError
 from tracedoc.run.flight import FLIGHT_SUFFIX, STACK_SUFFIX, parse_dump, waits_in
 from tracedoc.run.untrusted import UnusableError
-from tracedoc.running.parts import SECONDS_TO_CONNECT, write_part
+from tracedoc.running.ask import SECONDS_TO_CONNECT, write_part
 
 SECONDS_TO_ANSWER = 120.0
 """How long after the time to record all traces may take to arrive; the server gives its ranks 60 seconds."""

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from tracedoc.errors import InputError
-from tracedoc.running.parts import SECONDS_TO_CONNECT, write_part
+from tracedoc.running.ask import SECONDS_TO_CONNECT, write_part
 
 PORT = 1778
 SECONDS_TO_WRITE = 120.0

@@ -14,12 +14,11 @@ from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode, encode
 from tracedoc.step.cpu_program import CpuGraph
 from tracedoc.step.device import Floats, device_name, device_ordinal
-from tracedoc.step.drawn import MemoryTable, drawn_sets, memory_table
+from tracedoc.step.drawn import MemoryTable, drawn_sets, memory_table, named_stretches
 from tracedoc.step.graph import StepGraph, find_graph
 from tracedoc.step.host_work import HostDigest, host_digest
 from tracedoc.step.kernels.times import rates_by_name
 from tracedoc.step.make_program import rank_programs
-from tracedoc.step.named import named_stretches
 from tracedoc.step.program import EncodedProgram, Unplayable
 from tracedoc.step.sync_path import SyncPath, sync_path
 from tracedoc.step.work import GemmTable, WorkTable, gemm_table, work_table
@@ -88,7 +87,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
     ``unplayable`` says why there are none. ``sync_path`` is the path of the
     rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`),
-    ``named`` encoded :class:`~tracedoc.step.named.NamedStretches` for them.
+    ``named`` encoded :class:`~tracedoc.step.drawn.NamedStretches` for them.
     ``memory`` is that of the device over the capture, ``None`` where it was not recorded. ``ordinal`` is the
     number of the device on its host, ``None`` where the process sees no other.
     """

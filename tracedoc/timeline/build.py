@@ -28,7 +28,9 @@ from tracedoc.timeline.collectives import gloo_collectives, gpu_collectives
 from tracedoc.timeline.idle import (
     HostSpans,
     IdleCauses,
+    Quiet,
     cpu_idle_causes,
+    find_quiet,
     foreign_turns,
     host_spans,
     idle_causes,
@@ -38,7 +40,6 @@ from tracedoc.timeline.kernel_work import KernelWork, kernel_work
 from tracedoc.timeline.known import known_part, known_windows
 from tracedoc.timeline.launches import Launches, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
-from tracedoc.timeline.quiet import Quiet, find_quiet
 from tracedoc.timeline.repetition import repeated_operators, repeated_steps
 from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (

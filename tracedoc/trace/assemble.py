@@ -24,7 +24,7 @@ from tracedoc.trace.columns import (
 )
 from tracedoc.trace.compact import NO_ID, Coded, Growing, GrowingIds, Sparse, narrowest
 from tracedoc.trace.distinct import distinct
-from tracedoc.trace.events import IMPOSSIBLE
+from tracedoc.trace.events import IMPOSSIBLE, CollectiveFields, Metadata
 from tracedoc.trace.horizon import check_unit, cut_at, first_of_each, without_length
 from tracedoc.trace.metadata import (
     as_int,
@@ -38,7 +38,6 @@ from tracedoc.trace.metadata import (
 )
 from tracedoc.trace.part import Part, number_of
 from tracedoc.trace.reader import PythonReader
-from tracedoc.trace.records import CollectiveFields, Metadata
 from tracedoc.trace.tables import COUNTED, DROPPED, Ids, Tables, category_text, shapes_of
 from tracedoc.trace.vocabulary import kind_of
 

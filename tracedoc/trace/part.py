@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.trace.compact import NO_ID
-from tracedoc.trace.events import Decoded, Int64Array
+from tracedoc.trace.events import Args, CollectiveFields, Decoded, InstantArgs, Int64Array, Metadata
 from tracedoc.trace.metadata import as_int
-from tracedoc.trace.records import Args, CollectiveFields, InstantArgs, Metadata
 from tracedoc.trace.tables import COUNTED, ON_GPU, SHAPED, WAITS, Tables, interned
 
 _TRAILING_NUMBER = re.compile(r"(-?\d{1,18})\s*$")

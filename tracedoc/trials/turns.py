@@ -14,9 +14,8 @@ from pathlib import Path
 from tracedoc.collector.launcher import is_one_of_several
 from tracedoc.predicted import FAILED, HUNG, NOT_MADE, UNDECIDED, Tried
 from tracedoc.trials import one_run
-from tracedoc.trials.candidates import Candidate
+from tracedoc.trials.fixes import LEAST_PAIRS, Candidate, outcome
 from tracedoc.trials.one_run import Job, NoRunError, Ran
-from tracedoc.trials.outcome import LEAST_PAIRS, outcome
 
 MOST_PAIRS = 6
 PAIRS_ALIKE = 3

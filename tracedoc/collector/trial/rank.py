@@ -19,8 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from tracedoc.collector.environment import describe_memory
 from tracedoc.collector.frameworks import find_live, largest_root
-from tracedoc.collector.host.environment import describe_memory
 from tracedoc.collector.options import Options
 from tracedoc.collector.probe import loaded, plain, probe
 from tracedoc.collector.steps import StepClock, StepLogWriter

@@ -8,15 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from tracedoc.errors import failure
-from tracedoc.ranks.strategies.claim import Claim, is_large
-from tracedoc.ranks.strategies.data_parallel import by_hand, data_parallel, ddp, fsdp1, fsdp2, zero3, zero12
-from tracedoc.ranks.strategies.model_parallel import (
+from tracedoc.ranks.strategies.signs import (
     WRAPPED,
+    Claim,
+    by_hand,
     context_parallel,
+    data_parallel,
+    ddp,
     exchange,
+    fsdp1,
+    fsdp2,
+    is_large,
     megatron,
     pipeline,
     tensor_parallel,
+    zero3,
+    zero12,
 )
 from tracedoc.run.job import Job
 from tracedoc.timeline.strategy_signs import StrategySigns

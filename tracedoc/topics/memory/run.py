@@ -19,7 +19,7 @@ from tracedoc.topics.sharding.rank import (
 from tracedoc.values import Unknown, Value, needed, needed_number, once
 
 if TYPE_CHECKING:
-    from tracedoc.planner.fitting import Fit
+    from tracedoc.planner.measured import Fit
 
 USABLE_SHARE = 0.92
 """The rest of a GPU's memory goes to the driver, to NCCL's buffers and to what the allocator cannot join."""
@@ -98,7 +98,7 @@ def _unsharded(run: RunView) -> dict[int, Fit]:
     strategy = _PLANNED.get(family)
     if strategy is None:
         return {}
-    from tracedoc.planner.fitting import unsharded  # with all of the planner, which few runs ask
+    from tracedoc.planner.measured import unsharded  # with all of the planner, which few runs ask
 
     found = {}
     for digest, _ in run.judged():

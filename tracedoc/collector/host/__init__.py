@@ -1,1 +1,0 @@
-"""What a rank reads of its host: surroundings, place, and GPU."""
