@@ -81,7 +81,7 @@ PRINTED = (
     "budget", "critical", "warning", "note", "preview", "confidence", "steps analysed", "MFU", "lasts",
     "exposed", "overlap", "part of another finding", "not applicable", "not judged", "passed", "found",
     "what costs the step", "launched", "compute to hide behind", "stall", "unit", "share", "alone", "last",
-    "critical path", "today's step", "hidden by those above today", "together", "costs", "HFU",
+    "critical path", "today's step", "only once those above are mended", "together", "costs", "HFU",
     "mean step", "smaller causes", "no effect", "slower", "not decided",
 )  # fmt: skip
 

@@ -87,7 +87,7 @@ def test_a_gain_that_was_played_reads_as_a_change_of_the_step():
     [
         (30.0, None, "100 -> about 70 ms, then mostly compute"),
         (0.0, None, "saves nothing alone: compute sets the pace"),
-        (0.0, (40.0, 50.0, 60.0), "saves nothing alone; with the plan the step is about 50 ms (40 to 60)"),
+        (0.0, (40.0, 50.0, 60.0), "100 -> about 50 ms (40 to 60) with the plan; alone it saves nothing"),
     ],
 )
 def test_a_fix_is_told_with_its_step_and_what_most_of_that_is(

@@ -124,7 +124,7 @@ def test_what_the_rows_leave_of_their_own_causes_is_not_of_smaller_ones() -> Non
     causes = [one for one in ledger.causes if one.id in known]
     small = replace(causes[0], id="host.gc", share_ms=2.0)
     told = replace(diagnosis, ledger=replace(ledger, causes=(*causes, small)))
-    assert waterfall(told).lines[-2].words == "more of the causes above, at best"
+    assert waterfall(told).lines[-2].words == "possibly more of the causes above"
 
 
 def test_what_sums_round_off_is_no_small_cause() -> None:
@@ -140,7 +140,7 @@ def test_a_cause_has_the_severity_and_the_number_of_the_finding_that_tells_it() 
     _, late, hidden, *_ = waterfall(sharded()).lines
     assert (late.key, late.number, late.note) == ("critical", 1, "rank 5; cudaMalloc in backward")
     assert (hidden.key, hidden.number) == ("untold", 0)
-    assert hidden.note == "hidden by those above today"
+    assert hidden.note == "only once those above are mended"
 
 
 def test_the_mean_step_is_told_from_an_analysed_one_of_another_length() -> None:

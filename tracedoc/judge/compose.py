@@ -30,7 +30,7 @@ from tracedoc.errors import Failures, Limit
 from tracedoc.facts.catalog import Fact, FactTable
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import Judgement
-from tracedoc.judge.first_line import summarise
+from tracedoc.judge.first_line import host_profiled, summarise
 from tracedoc.judge.fixes import fitting_first
 from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal
@@ -102,7 +102,7 @@ def compose(
         findings=judgement.findings,
         verdicts=judgement.verdicts,
         facts=_fact_records(measurements.facts),
-        limits=(*limits, *failures.limits),
+        limits=(*limits, *host_profiled(measurements, ledger), *failures.limits),
         detail=detail,
         replay=replay,
         ledger=ledger,

@@ -104,7 +104,6 @@ def summarise(
                 step=step,
                 small_batch=small,
             ),
-            _profiled(measurements, named[0], ledger),
         ]
     elif rules_left_out:
         judged = len(judgement.verdicts)
@@ -120,16 +119,17 @@ def summarise(
     return " ".join(one for one in (*sentences, caution) if one)
 
 
-def _profiled(measurements: Measurements, finding: Finding, ledger: Ledger | None) -> str:
-    """That the profiler slows the host, where it is what a GPU waits for and no step was timed without it."""
-    if ledger is None or measurements.is_cpu:
-        return ""
-    partner = finding.overlaps if finding.is_pair else ""
-    paced = [one for one in ledger.causes if one.id in PACED_BY_HOST]
-    if not any(finding.rule_id in one.told_by or one.words == partner for one in paced):
-        return ""
+def host_profiled(measurements: Measurements, ledger: Ledger | None) -> tuple[Limit, ...]:
+    """That the profiler slows the host, where GPUs wait for it and no step was timed without the profiler."""
+    step = number(measurements, step_ms)
+    if ledger is None or measurements.is_cpu or not step:
+        return ()
+    paced = sum(one.share_ms for one in ledger.causes if one.id in PACED_BY_HOST)
     timed = any(isinstance(unprofiled_step_ms(one), float) for one in measurements.run.job.ranks)
-    return "" if timed else "Part of this may be the profiler, which slows the host: time a step without it."
+    if timed or paced < WORTH_NAMING * step:
+        return ()
+    effect = "part of what the host costs may be the profiler's; time a step without it"
+    return (Limit("host-profiled", "no step is timed without the profiler, which slows the host", effect),)
 
 
 def _caution(measurements: Measurements) -> str:

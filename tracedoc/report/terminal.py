@@ -88,8 +88,8 @@ def render_text(
     for name, show in SECTIONS.items():
         if name != ("what rules said" if verdicts else "verdicts"):
             _safely(console, name, partial(show, run=run) if show is _findings else show, view)
-        if top and name == "sharded units":
-            _safely(console, "kernels and collectives", partial(_top, most=top), view)
+        if top and name == "the split of the step":
+            _safely(console, "phases, kernels and collectives", partial(_top, most=top), view)
     return printed_text(console, next_command)
 
 
@@ -188,7 +188,6 @@ def _budget(console: Console, view: View) -> None:
     console.print(rows)
     if view.overlap:
         console.print(Text(view.overlap, "dim"))
-    _safely(console, "the phases", _phases, view)
 
 
 def _aligned(*, numbers: int, gap: int = 2) -> Table:
@@ -200,23 +199,9 @@ def _aligned(*, numbers: int, gap: int = 2) -> Table:
     return rows
 
 
-def _phases(console: Console, view: View) -> None:
-    """Show which phase leaves communication exposed, where any does."""
-    phases = view.diagnosis.detail.phases
-    table = phase_table(phases)
-    if table is not None and any(phase.exposed_comm_ms for phase in phases):
-        console.print()
-        _cells(
-            console,
-            "Phases",
-            table,
-            "the device's time in what each launched; forward lasts until backward begins",
-        )
-
-
 def _cells(console: Console, title: str, table: Cells, beside: str) -> None:
     """A table of the page as text, with a title and words beside it."""
-    console.print(Text.assemble((title, "bold"), (f"  {beside}", "dim")))
+    heading(console, title, beside)
     rows = Table.grid(padding=(0, 2))
     for position, number in enumerate(table.numbers):
         rows.add_column(justify="right" if number else "left", no_wrap=position > 0, overflow="fold")
@@ -231,8 +216,7 @@ def _plan(console: Console, view: View) -> None:
     plan = view.diagnosis.plan
     if len(plan) + len(view.unplanned) < 2:
         return
-    beside = ("  the step with each fix and those before it", "dim")
-    console.print(Text.assemble(("Plan", "bold"), beside))
+    heading(console, "Plan", "the step with each fix and those before it")
     rows = Table.grid(padding=(0, 2))
     for number, one in enumerate(plan, 1):
         change = format_step_change(one.replay_of_step_ms, one.step_ms)
@@ -241,7 +225,6 @@ def _plan(console: Console, view: View) -> None:
     console.print(rows)
     for words in view.unplanned:
         bullet(console, Text(one_line(words), "dim"))
-    console.print()
 
 
 def _budgets(console: Console, view: View) -> None:
@@ -252,13 +235,14 @@ def _budgets(console: Console, view: View) -> None:
     for check in view.diagnosis.budgets:
         words, style = budget_words(check), "green" if check.outcome == "met" else "bold red"
         bullet(console, Text(one_line(words), style))
-    console.print()
 
 
 def _findings(console: Console, view: View, *, run: str) -> None:
     if view.findings:
         heading(console, "Findings", FINDINGS_NOTE)
     for finding in view.findings:
+        if finding.number > 1:
+            console.print()
         _safely(console, finding.finding.rule_id, partial(_finding, run=run), finding)
 
 
@@ -276,39 +260,45 @@ def _finding(console: Console, view: FindingView, run: str, *, whole: bool = Fal
     )
     _hanging(console, 3, "", Text(one_line(finding.message)))
     _hanging(console, 3, "", Text(view.place, "dim"))
-    # The whole reasoning once: with every finding it would bury the next one.
+    # The whole reasoning once, and no code for notes that are not planned: it would bury the next one.
     first = view.number == 1 or whole
+    brief = finding.severity == "note" and not (first or view.planned)
     if finding.why and first:
         _hanging(console, 9, "why", Text(one_line(finding.why)))
     predicted = view.fixes[0].predicted if view.fixes else None
     if view.gain and predicted is None:
         _hanging(console, 9, "step", Text.assemble((view.gain, "green"), _provided(view.assumptions)))
-    for fix in view.fixes if whole else view.fixes[:1]:
-        _fix(console, fix, run)
-    others = 0 if whole else len(view.fixes) - 1
-    more = ["why"] if finding.why and not first else []
+    shown = view.fixes if whole else view.fixes[:1]
+    if predicted is None and not whole:  # what to look at, and then what is known to help
+        shown += tuple(one for one in view.fixes[1:] if one.predicted is not None and one.predicted.helps)[:1]
+    for fix in shown:
+        _fix(console, fix, run, brief=brief)
+    others = len(view.fixes) - len(shown)
+    more = ["how", "why"] if brief and view.fixes else ["why"] if finding.why and not first else []
     if others > 0:
         more.append(f"{others} other fix{'es' * (others > 1)}")
     if more:
-        command = f"tracedoc explain {finding.rule_id}{f' {run}' if others > 0 else ''}"
+        of_run = f" {run}" if brief or others > 0 else ""
+        command = f"tracedoc explain {finding.rule_id}{of_run}"
         _command(console, "more", f"{', '.join(more)}: {command}")
-    console.print()
 
 
-def _fix(console: Console, fix: Fix, run: str) -> None:
-    name = framework_name(one_line(fix.framework))
+def _fix(console: Console, fix: Fix, run: str, *, brief: bool = False) -> None:
+    """Show a fix: how, at what risk, and the step with it; ``brief`` for what it is and the step only."""
+    name = "" if fix.framework == "any" else framework_name(one_line(fix.framework))
     _hanging(console, 9, "fix", Text.assemble(one_line(fix.title), (f" ({name})" if name else "", "dim")))
-    if fix.advice:
-        _hanging(console, 9, "", Text(one_line(fix.advice)))
-    _code(console, fix.change)
-    if fix.risk and fix.risk != "none":
-        _hanging(console, 9, "risk", Text(one_line(fix.risk)))
+    if not brief:
+        if fix.advice:
+            _hanging(console, 9, "", Text(one_line(fix.advice)))
+        _code(console, fix.change)
+        if fix.risk and fix.risk != "none":
+            _hanging(console, 9, "risk", Text(one_line(fix.risk)))
     if fix.predicted is not None:
         helps = fix.predicted.helps
         words = (predicted_words(fix.predicted, fix.after_plan_ms), "green" if helps else "dim")
         provided = _provided("; ".join(fix.predicted.assumptions)) if helps else ""
         _hanging(console, 9, "step", Text.assemble(words, provided))
-        if fix.replays and helps:
+        if fix.replays and helps and not brief:
             command = f"tracedoc whatif {run} {shlex.quote(one_line(fix.replays))}"
             _command(console, "try", command)
 
@@ -330,21 +320,20 @@ def _units(console: Console, view: View) -> None:
     table = unit_table(stalled)
     if about and table is not None:
         _cells(console, "Sharded units", table.only(UNIT_COLUMNS), "those that stall most; medians a step")
-        console.print()
 
 
 def _top(console: Console, view: View, *, most: int) -> None:
-    """Show the kernels that lose most time of the analysed step, and the collectives that take most."""
+    """Show the phases, the kernels that lose most time of the analysed step, and the longest collectives."""
     detail = view.diagnosis.detail
+    if (phases := phase_table(detail.phases)) is not None:
+        _cells(console, "Phases", phases, "of the analysed step; forward lasts until backward begins")
     kernels = kernel_table(detail.kernels)
     if kernels is not None:
         _cells(console, "Kernels", kernels.first(most), "of the analysed step, those that lose most first")
-        console.print()
     collectives = collective_table(detail.collectives)
     if collectives is not None:
         shown = collectives.only(COLLECTIVE_COLUMNS).first(most)
         _cells(console, "Collectives", shown, "of the analysed step, with most time first")
-        console.print()
 
 
 def _code(console: Console, change: str) -> None:
@@ -364,9 +353,7 @@ def _hanging(console: Console, indent: int, label: str, text: Text) -> None:
 def _limits(console: Console, view: View) -> None:
     if not view.limits:
         return
-    if not view.findings:
-        console.print()
-    console.print(Text.assemble(("Limits", "bold"), ("  what this capture cannot show", "dim")))
+    heading(console, "Limits", "what this capture cannot show")
     for limit in view.limits:
         severity = (f"{limit.severity}  ", _STYLES.get(limit.severity, "bold")) if limit.severity else ""
         bullet(console, Text.assemble(severity, limit.text, (f"  [{limit.code}]", "dim")))
@@ -378,15 +365,12 @@ def _limits(console: Console, view: View) -> None:
 def _bookkeeping(console: Console, view: View) -> None:
     if not view.outcomes:
         return
-    if view.limits or not view.findings:
-        console.print()
+    console.print()
     console.print(Text(f"{view.outcomes}  (--verdicts lists them)", "dim"))
 
 
 def _verdicts(console: Console, view: View) -> None:
-    if view.limits or not view.findings:
-        console.print()
-    console.print(Text.assemble(("Verdicts", "bold"), (f"  {view.outcomes}", "dim")))
+    heading(console, "Verdicts", view.outcomes)
     for verdict in view.diagnosis.verdicts:
         _verdict(console, verdict)
 
@@ -412,11 +396,11 @@ def _verdict(console: Console, verdict: Verdict) -> None:
 
 SECTIONS: dict[str, Callable[..., None]] = {
     "what costs the step": _waterfall,
-    "the split of the step": _budget,
     "budgets": _budgets,
     "findings": _findings,
     "plan": _plan,
     "sharded units": _units,
+    "the split of the step": _budget,
     "limits": _limits,
     "verdicts": _verdicts,
     "what rules said": _bookkeeping,

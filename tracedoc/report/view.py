@@ -68,8 +68,9 @@ SAME_STEP = 0.02
 class FindingView(msgspec.Struct, frozen=True):
     """A finding as it is read: numbered, with its place and gain in words, the fitting fix first.
 
-    ``gain`` is that of the first fix in words, else that of the finding. ``foreign`` are the fixes in the
-    words of other frameworks. ``evidence`` is the longest places only, in order of time.
+    ``gain`` is that of the first fix in words, else that of the finding. ``planned`` says whether the plan
+    has that fix. ``foreign`` are the fixes in the words of other frameworks. ``evidence`` is the longest
+    places only, in order of time.
     """
 
     number: int
@@ -80,6 +81,7 @@ class FindingView(msgspec.Struct, frozen=True):
     fixes: tuple[Fix, ...]
     evidence: tuple[Evidence, ...]
     foreign: tuple[Fix, ...] = ()
+    planned: bool = False
 
 
 class LimitView(msgspec.Struct, frozen=True):
@@ -180,9 +182,10 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
 def _finding_view(
     number: int, finding: Finding, findings: Sequence[Finding], diagnosis: Diagnosis
 ) -> FindingView:
-    planned = {one.change for one in diagnosis.plan if one.fix.rpartition("/")[0] == finding.id}
+    planned = {one.change: one.step_ms for one in diagnosis.plan if one.fix.rpartition("/")[0] == finding.id}
     fixes = fitting_first(finding.fixes, diagnosis.run)
     fixes = tuple(sorted(fixes, key=lambda one: bool(planned) and one.replays not in planned))
+    fixes = tuple(replace(fix, after_plan_ms=planned.get(fix.replays, fix.after_plan_ms)) for fix in fixes)
     tried = {one.change: f" ({tried_words(one)})" for one in diagnosis.tried}
     step_ms, ledger = diagnosis.today_ms, diagnosis.ledger
     tellers = ledger.told_by(finding.overlaps) if ledger is not None else ()
@@ -198,7 +201,8 @@ def _finding_view(
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=tuple(replace(fix, title=fix.title + tried.get(fix.change, "")) for fix in fixes),
         evidence=_longest(finding.evidence),
-        foreign=tuple(fix for fix in finding.fixes if fix not in fixes),
+        foreign=tuple(fix for fix in finding.fixes if fix.title not in {one.title for one in fixes}),
+        planned=bool(planned),
     )
 
 
@@ -270,18 +274,12 @@ def _in_order(diagnosis: Diagnosis) -> list[Finding]:
 
 
 def _place(finding: Finding, diagnosis: Diagnosis) -> str:
-    """Where a finding was seen, and how sure it is: ``on rank 1, longest in step 4, confidence high``.
-
-    Steps are named where they are not all that were averaged.
-    """
+    """Where a finding was seen, and how sure it is: ``on rank 1, confidence high``."""
     run, parts = diagnosis.run, []
     if len(finding.ranks) > 1 and finding.ranks == run.ranks_seen:
         parts.append("on every rank")
     elif finding.ranks:
         parts.append(f"on rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks)}")
-    averaged = diagnosis.ledger.steps if diagnosis.ledger is not None else ()
-    if finding.steps and not set(averaged) <= set(finding.steps):
-        parts.append(f"longest in step{'s' * (len(finding.steps) > 1)} {format_ranges(finding.steps)}")
     return ", ".join((*parts, f"confidence {finding.confidence}"))
 
 

@@ -99,7 +99,7 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
     if ms >= LEAST_SHOWN * step_ms:
         told = {id for row in ledger.rows for id in row.causes}
         smaller_ms = sum(one.share_ms for one in ledger.causes if one.id not in told)
-        words = "smaller causes" if 2 * smaller_ms >= ms else "more of the causes above, at best"
+        words = "smaller causes" if 2 * smaller_ms >= ms else "possibly more of the causes above"
         yield WaterfallLine(UNTOLD, words, ms, _share(ms, step_ms), _share(left_ms - ms, step_ms))
     share = _share(ledger.ideal_ms, step_ms)
     yield WaterfallLine(IDEAL, "ideal step", ledger.ideal_ms, share, note=unexplained_words(ledger))
@@ -108,7 +108,11 @@ def _lines(ledger: Ledger, findings: Sequence[Finding], ranks: int) -> Iterator[
 def _behind(row: LedgerRow, cause: LedgerCause, finding: Finding | None) -> str:
     """That mending a row saves little before those above it, where they hide it."""
     alone_ms = cause.alone_ms[1] if finding is None else finding.alone_ms
-    return "hidden by those above today" if alone_ms is not None and is_hidden(row.saves_ms, alone_ms) else ""
+    return (
+        "only once those above are mended"
+        if alone_ms is not None and is_hidden(row.saves_ms, alone_ms)
+        else ""
+    )
 
 
 def _share(ms: float, step_ms: float) -> float:

@@ -63,14 +63,15 @@ def resource_name(resource: str) -> str:
 def predicted_words(predicted: Predicted, after_plan_ms: Range | None = None) -> str:
     """The step with a fix, ``54.9 -> about 31 ms (29 to 35)``, and what most of it is then.
 
-    Of one that helps only after the plan, the step ``after_plan_ms`` with both.
+    Of one that helps only after fixes of the plan, the step ``after_plan_ms`` with them and it.
     """
     most = f"mostly {resource_name(predicted.then_limited_by)}" if predicted.then_limited_by else ""
     if predicted.helps:
         return f"{_change_words(predicted)}{most and f', then {most}'}"
     if after_plan_ms is not None:
-        with_plan = format_step_change(predicted.before_ms, after_plan_ms).partition("-> ")[2]
-        return f"saves nothing alone; with the plan the step is {with_plan}"
+        return (
+            f"{format_step_change(predicted.before_ms, after_plan_ms)} with the plan; alone it saves nothing"
+        )
     pace = "the host" if predicted.then_limited_by == "host" else most.removeprefix("mostly ")
     return f"saves nothing alone{pace and f': {pace} sets the pace'}"
 
