@@ -132,10 +132,12 @@ def unexplained_words(ledger: Ledger) -> str:
 def cause_note(cause: LedgerCause, finding: Finding | None = None, ranks: int = 0) -> str:
     """On which of so many ranks and where a cause, or the ``finding`` that tells it, is seen."""
     parts = []
-    if cause.ranks and cause.id.startswith(LATE) and ranks == len(finding.ranks if finding else cause.ranks):
+    late = bool(cause.ranks) and cause.id.startswith(LATE)
+    on = finding.ranks if late and finding else cause.ranks
+    if late and len(on) == ranks:
         parts.append("one rank after another")
-    elif cause.ranks:
-        parts.append(f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks)}")
+    elif on:
+        parts.append(f"rank{'s' * (len(on) > 1)} {format_ranges(on)}")
     if cause.place:
         parts.append(cause.place)
     return "; ".join(parts)

@@ -19,6 +19,7 @@ from tracedoc.timeline.host import (
     rank_work,
     work_before_collectives,
 )
+from tracedoc.timeline.rare_code import RareCode, rare_code
 from tracedoc.timeline.script_code import CodePlace, places_of_timeline
 from tracedoc.timeline.syncs import Syncs, wait_causes
 from tracedoc.trace.columns import Kind
@@ -67,7 +68,8 @@ class HostDigest(msgspec.Struct, frozen=True, eq=False):
     """What the host did, of one rank.
 
     ``work_ns[j]`` is the time of cause ``WORK[j]`` in the judged step; ``before`` follows the order of the
-    digest's collectives. ``code`` is where the script keeps the device idle.
+    digest's collectives. ``code`` is where the script keeps the device idle, ``rare`` what it runs in few
+    steps.
     """
 
     work_ns: tuple[int, ...]
@@ -75,6 +77,7 @@ class HostDigest(msgspec.Struct, frozen=True, eq=False):
     syncs: tuple[SyncTotal, ...] = ()
     away: tuple[AwayTotal, ...] = ()
     code: tuple[CodePlace, ...] = ()
+    rare: tuple[RareCode, ...] = ()
 
     def of(self, cause: str) -> int:
         """Return the nanoseconds of one cause in the judged step."""
@@ -97,6 +100,7 @@ def host_digest(timeline: RankTimeline, away: Spans) -> HostDigest | None:
         syncs=sync_totals(timeline, host)[:MAX_SYNCS],
         away=away_totals(timeline, host, away)[:MAX_SYNCS],
         code=places_of_timeline(timeline),
+        rare=rare_code(timeline),
     )
 
 

@@ -88,7 +88,8 @@ def work_before(
         if over_all is not None:
             excess[steps.index(step)] = np.minimum(excess[steps.index(step)], over_all)
     if run.digests[place].is_cpu:
-        return WorkBefore(excess, _operators_in_whole_steps(run, place, members), phase)
+        longer_us = dict(zip(steps, excess[:, CAUSES.index("kernels")].tolist(), strict=True))
+        return WorkBefore(excess, _operators_in_whole_steps(run, place, members, longer_us), phase)
     more = kernels - peer_kernels
     is_real = peer_kernels and _more_in_whole_steps(run, place, members) >= REAL_SHARE * more
     return WorkBefore(excess, kernels / peer_kernels if is_real else 1.0, phase)
@@ -157,30 +158,44 @@ def _more_in_whole_steps(run: RunView, place: int, members: dict[int, set[int]])
     Backward passes and collectives run beside each other: where a collective starts a little later among
     the same kernels, more of them lie before it, and as many fewer behind it. Infinite where not known.
     """
-    shares = work_shares(run)
-    kernels, more = shares.amount[2], 0.0
-    for step, peers in members.items():
-        if step not in shares.steps:
-            return inf
-        column = kernels[:, shares.steps.index(step)]
-        more += float(column[place] - np.median(column[sorted(peers)]))
-    return inf if np.isnan(more) else more
+    more = sum(more for more, _ in _more_by_step(run, place, members).values())
+    known = members.keys() <= set(work_shares(run).steps) and not np.isnan(more)
+    return float(more) if known else inf
 
 
-def _operators_in_whole_steps(run: RunView, place: int, members: dict[int, set[int]]) -> float:
+def _operators_in_whole_steps(
+    run: RunView, place: int, members: dict[int, set[int]], longer_us: dict[int, int]
+) -> float:
     """How many times the operators of its peers a CPU rank runs in the steps in which it comes late.
 
     Operators that follow each other closely are one piece of compute before a collective, so whole steps are
-    compared. 1 where that is not known, and for a few more operators, which are no work to speak of.
+    compared: at least so many more are in those with half of what its operators take longer. 1 where that is
+    not known, and for a few more operators, which are no work to speak of.
+    """
+    by_step = _more_by_step(run, place, members)
+    ratios = sorted((1.0 + more / peers, longer_us[step]) for step, (more, peers) in by_step.items())
+    longer = np.cumsum([max(us, 0) for _, us in ratios])
+    if not ratios or longer[-1] == 0:
+        return 1.0
+    ratio = ratios[int(np.searchsorted(longer, longer[-1] / 2))][0]
+    return ratio if ratio >= MORE_OPERATORS else 1.0
+
+
+def _more_by_step(run: RunView, place: int, members: dict[int, set[int]]) -> dict[int, tuple[float, float]]:
+    """How many kernels (CPU: operators) more than its peers a rank starts by each step in which it is late.
+
+    Beside what a peer starts in a step. Of that step and the one before the one with more counts: what runs
+    between two steps is a part of the first one, and makes the rank late in the second.
     """
     shares = work_shares(run)
-    operators, ratios = shares.amount[2], []
+    found = {}
     for step, peers in members.items():
         if step in shares.steps:
-            column = operators[:, shares.steps.index(step)]
-            ratios.append(column[place] / np.median(column[sorted(peers)]))
-    ratio = float(np.median(ratios)) if ratios else 1.0
-    return ratio if ratio >= MORE_OPERATORS else 1.0
+            columns = [shares.steps.index(one) for one in (step - 1, step) if one in shares.steps]
+            amount = shares.amount[2][:, columns]
+            usual = np.median(amount[sorted(peers)], axis=0)
+            found[step] = float((amount[place] - usual).max()), float(usual[-1])
+    return found
 
 
 def host_surplus_ns(run: RunView, rank: int) -> int | None:
