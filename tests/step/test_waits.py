@@ -145,6 +145,21 @@ def test_a_gather_waits_for_the_unit_before_the_last_whether_the_host_waits_or_n
     assert not graph.waits.of(Cause.SYNC)[0].size
 
 
+def test_the_first_gathers_of_a_step_wait_for_no_update_and_no_batch(tmp_path: Path) -> None:
+    """The unit's compute ends at 4 ms; the optimizer, and a batch behind it, hold no unit."""
+    builder = TraceBuilder(0, 2).step(0, 0, 30)
+    builder.collective("allgather", 0.3, 0.9, launch_ms=0.2).kernel("sgemm", 1, 4, launch_ms=0.5)
+    builder.kernel("multi_tensor_apply_kernel<FusedAdamFunctor>", 4, 6, launch_ms=0.8)
+    builder.copy("HtoD", 6.1, 6.2, 1 << 20, launch_ms=0.95)
+    builder.collective("allgather", 6.3, 6.5, launch_ms=1.0)
+    builder.host("FullyShardedDataParallel.rate_limiter", 6.9, 7.1)
+    builder.runtime("cudaEventSynchronize", 7, 7.01)
+    builder.collective("allgather", 7.3, 9, launch_ms=7.2)
+    graph = graph_of(builder, tmp_path)
+    source, _ = graph.waits.of(Cause.LIMIT)
+    assert graph.device.end_ns[source].tolist() == [graph.device.compute.ended_ns[0]]
+
+
 @pytest.mark.parametrize(("returns", "limits"), [(4.01, True), (4.5, False)], ids=["as it ends", "later"])
 def test_a_gather_waits_for_an_earlier_unit_where_one_stays(
     returns: float, limits: bool, tmp_path: Path

@@ -10,7 +10,7 @@ from tracedoc.spans import Int64Array, in_order
 from tracedoc.step.calls import Calls, frees_memory
 from tracedoc.step.events import RANK_OF_COPY, UNLAUNCHED, DeviceEvents
 from tracedoc.step.needs import data_needs, likely_uses, next_compute, reduced_in_backward
-from tracedoc.step.program import Call, Cause, Codes, Part
+from tracedoc.step.program import Call, Cause, Codes, Group, Part
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.lags import (
@@ -32,6 +32,7 @@ from tracedoc.timeline.lags import (
     WINDOW_SHARE,
 )
 from tracedoc.timeline.launches import NO_ROW, match_ids
+from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import difference, distinct, is_among
 from tracedoc.trace.frameworks import RATE_LIMITER
@@ -273,7 +274,8 @@ def _limited_gathers(trace: Trace, calls: Calls, device: DeviceEvents) -> tuple[
     A unit is let go where what computed with it has ended, and a gather waits until at most two are held that
     will be: until what computed before the gather before it has ended, or before an earlier one where units
     stay that are not let go, as the root does. So it is the last of these that ended as the call returned, or
-    before a call that did not wait. A call that returned later waited for something else.
+    before a call that did not wait. A call that returned later waited for something else. Neither the
+    optimizer nor a copy computes with a unit: the first gathers of a step wait for the backward pass before.
     """
     nothing = np.zeros(0, dtype=np.int64)
     limits = trace.rows_named(RATE_LIMITER.__eq__, Kind.ANNOTATION, Kind.CPU_OP)
@@ -289,9 +291,13 @@ def _limited_gathers(trace: Trace, calls: Calls, device: DeviceEvents) -> tuple[
     limited = limited[inside]
     gather = np.searchsorted(launched, calls.start_ns[limited])
     source = np.full(limited.size, NONE, dtype=np.int64)
+    events = device.compute.events
+    updates = (device.part[events] == Phase.OPTIMIZER) | (device.group[events] == Group.OPTIMIZER)
+    passes = (device.rank[events] != RANK_OF_COPY) & ~updates
+    events, called = events[passes], device.compute.launched_ns[passes]
     for before in range(MOST_HELD, 0, -1):
-        computed = np.searchsorted(device.compute.launched_ns, launched[np.maximum(gather - before, 0)]) - 1
-        event = device.compute.events[np.maximum(computed, 0)].astype(np.int64)
+        computed = np.searchsorted(called, launched[np.maximum(gather - before, 0)]) - 1
+        event = events[np.maximum(computed, 0)].astype(np.int64)
         after = calls.end_ns[limited] - np.maximum(device.end_ns[event], calls.start_ns[limited])
         returned = (device.end_ns[event] <= calls.end_ns[limited] + CLOCKS_NS) & (after <= RETURN_LAG_NS)
         source = np.where((gather >= before) & (computed >= 0) & returned, event, source)
