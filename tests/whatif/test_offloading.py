@@ -9,7 +9,7 @@ import pytest
 
 import tracedoc
 from tracedoc.predicted import NotPredicted, Predicted
-from tracedoc.testing import parse_lanes
+from tracedoc.testing import TraceBuilder, parse_lanes
 
 
 def predicted(folder: Path, lanes: str, *, sized: bool = True):
@@ -40,6 +40,27 @@ def test_copies_and_the_cpu_optimizer_become_an_update_on_the_gpu(tmp_path, size
     assert likely == pytest.approx(92.0, abs=0.8)
     assert high == pytest.approx(93.5, abs=1.6)
     assert low < likely < high
+
+
+def test_an_update_that_the_gpu_computes_today_is_no_further_one(tmp_path):
+    """Of 161 ms stay 90 of compute and 50 of the optimizer on the GPU."""
+    for rank in range(2):
+        builder = TraceBuilder(rank, 2)
+        for index in range(4):
+            start = 1.0 + 161.0 * index
+            builder.step(index, start - 0.5, start + 160.4)
+            builder.kernel("nvjet_tst_128x256", start, start + 90, launch_ms=start - 0.2)
+            builder.copy("DtoH", start + 90, start + 100, 512 << 20, launch_ms=start - 0.16)
+            builder.optimizer(start - 0.14, start - 0.1)
+            builder.kernel(
+                "multi_tensor_apply_kernel<FusedAdam>", start + 100, start + 150, launch_ms=start - 0.12
+            )
+            builder.copy("HtoD", start + 150, start + 160, 512 << 20, launch_ms=start - 0.08)
+            builder.runtime("cudaDeviceSynchronize", start - 0.05, start + 160.01)
+        builder.write(tmp_path / f"rank-{rank}.json")
+    (one,) = tracedoc.predict([tmp_path], ["no-offload"]).alone
+    assert isinstance(one, Predicted)
+    assert one.step_ms == pytest.approx((140.0, 140.0, 140.0), abs=0.5)
 
 
 def test_copies_beside_compute_saved_nothing(tmp_path):

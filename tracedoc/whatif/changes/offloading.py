@@ -7,6 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.timeline.phases import Phase
 from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.change import Arguments, NotApplicable, as_change, of_scenario
 
@@ -23,7 +24,7 @@ memory that is 40 to 140 times as fast as the link to the host."""
 def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Parameters, gradients and optimizer stay on the GPU.
 
-    Nothing is copied to the host and back; the update comes right after the last gradients.
+    Nothing is copied to the host and back; an update on the CPU comes right after the last gradients.
     """
     layout = program.layout
     copies = layout.offload_event
@@ -39,15 +40,18 @@ def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     at, updating = layout.at(Doing.OFFLOADED)
     lag[at] = np.maximum(lag[at] - updating, 0)
     dur = np.where(gone, 0, program.dur).astype(np.int64)
-    ranks = layout.rank_of_event(down)
+    ranks, updating_ranks = layout.rank_of_event(down), layout.rank_of_point(at[updating > 0])
     update, first = [], []
     for rank in distinct(ranks).tolist():
         mine = down[ranks == rank]
         last = int(mine[np.argmax(layout.point[mine])])
         share = of_scenario(program.scenario, *UPDATE_SHARES)
-        dur[last] = int(share * program.dur[mine].sum(dtype=np.int64))
         compute = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
         compute = compute[layout.computes_of(compute) & (layout.point[compute] != NONE)]
+        updates = layout.group[compute] == Group.OPTIMIZER
+        updates |= layout.event_part[compute] == Phase.OPTIMIZER
+        updated = updates.any() and not np.isin(rank, updating_ranks)
+        dur[last] = 0 if updated else int(share * program.dur[mine].sum(dtype=np.int64))
         if layout.periodic and compute.size:
             update.append(last)
             first.append(int(compute[np.argmin(layout.point[compute])]))
