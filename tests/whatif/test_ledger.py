@@ -238,6 +238,24 @@ def test_what_the_host_does_right_after_a_wait_may_be_for_what_it_read(tmp_path)
     assert "in stream.synchronize()" in wait.says
 
 
+def test_a_wait_right_before_a_pause_may_go_with_it(tmp_path):
+    """The host launches for 4 ms, waits for the last 6 of the device, and is away for 10: 20 ms a step.
+
+    Without the pause it is 10; if the host waits only for what it looks at then, the device limits it: 6.8.
+    """
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        for one in range(40):
+            at = start + 0.1 * one
+            builder.kernel(PRODUCT, at + 0.01, at + 0.03, launch_ms=at)
+        builder.kernel(PRODUCT, start + 4.01, start + 10.01, launch_ms=start + 4)
+        builder.runtime("cudaStreamSynchronize", start + 4.05, start + 10.02)
+        return start + 19.0
+
+    pause = one_of(ledger_of(tmp_path, draw, ranks=1), "host.pause")
+    assert pause.alone_ms == pytest.approx((9.9, 9.9, 13.2), abs=0.2)
+
+
 def test_two_limits_of_equal_length_hide_each_other(tmp_path):
     """Launches take 40 ms, communication beside them 40, compute 4: either alone gives nothing, both 36."""
 

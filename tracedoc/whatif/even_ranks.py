@@ -144,14 +144,25 @@ def after_waits(program: RunProgram, waits: Mask) -> Times:
     It may be for what the host waited for: a value that is read is then looked at, logged or decided on.
     """
     layout = program.layout
-    follows = np.roll(waits, 1)
-    first, last = layout.point_base[:-1], layout.point_base[1:] - 1
-    follows[first[last >= first]] = waits[last[last >= first]]
-    follows &= layout.after_return
     lag = program.lag.copy()
     for doing in WORK:
         lag -= spent(layout, doing, lag)
-    found: Times = np.where(follows, pauses(program, lag), 0)
+    found: Times = np.where(waits[_before(layout)] & layout.after_return, pauses(program, lag), 0)
+    return found
+
+
+def waits_before(layout: Layout, waits: Mask, pause: Times) -> Mask:
+    """Which of some waits of the host come right before it pauses: these may be all that it waits for."""
+    asked = np.zeros(layout.points, dtype=bool)
+    asked[_before(layout)[(pause > 0) & layout.after_return]] = True
+    return np.asarray(waits & layout.to_host & asked[np.where(layout.to_host, layout.cause_to, 0)])
+
+
+def _before(layout: Layout) -> Index:
+    """The point before each on the same host; before the first is the last one."""
+    found = np.arange(layout.points) - 1
+    first, last = layout.point_base[:-1], layout.point_base[1:] - 1
+    found[first[last >= first]] = last[last >= first]
     return found
 
 

@@ -39,6 +39,7 @@ from tracedoc.whatif.even_ranks import (
     even_times,
     pauses,
     spent,
+    waits_before,
     waits_beyond_schedule,
 )
 from tracedoc.whatif.ledger_places import taken_by_rank
@@ -233,9 +234,14 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     lag -= spent(layout, Doing.OFFLOADED, lag)
     known, left = _known(layout, lag)
     pause = pauses(program, left)
+    pauses_less = Removal.of(lag=pause)
+    if pauses_less is not None and waited is not None and waited.dropped is not None:
+        # What looks at a value is also why the host waits for it.
+        pauses_less = replace(pauses_less, unasked=waits_before(layout, waited.dropped, pause))
     return _family(
         {
-            **_of_lags({**known, "host.pause": pause}),
+            **_of_lags(known),
+            "host.pause": pauses_less,
             "host.sync": waited,
             "host.allocator": allocates,
             "host.launch": Removal.of(lag=left - pause),

@@ -45,12 +45,13 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
     time, so that it does not matter in which order they go.
     ``rewired`` ties events to others; that is done last. With ``calls_less`` it also saves the host calls.
     ``doubt`` is by which share ``dur`` and ``lag`` may be more or less than that. ``perhaps`` is what else of
-    ``lag`` goes in the fast scenario; other causes may take the same.
+    ``lag`` goes in the fast scenario, and ``unasked`` which waits; other causes may take the same.
     """
 
     parts: Mapping[str, Part] = {}
     slower: npt.NDArray[np.float64] | None = None
     dropped: Mask | None = None
+    unasked: Mask | None = None
     alone: Mask | None = None
     rewired: Callable[[RunProgram], RunProgram] | None = None
     calls_less: bool = False
@@ -96,6 +97,8 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
     if taken or slower:
         columns["transfer"] = _less(transfer, taken)
     dropped = [one.dropped for one in removals if one.dropped is not None]
+    if program.scenario is Scenario.FAST:
+        dropped += [one.unasked for one in removals if one.unasked is not None]
     if dropped:
         columns["active"] = program.active & ~np.logical_or.reduce(dropped)
     alone = [one.alone for one in removals if one.alone is not None]
