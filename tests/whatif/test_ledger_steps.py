@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import tracedoc
@@ -9,7 +10,10 @@ from tests.simulated.spec import Fault, Job
 from tests.simulated.traces import Capture, write_traces
 from tests.simulated.truth import Truth
 from tests.whatif.test_ledger import PRODUCT, ledger_of, of, one_of, reduced
+from tracedoc.play.run_replay import RunReplay
 from tracedoc.testing import TraceBuilder
+from tracedoc.whatif.ledger_steps import mean_error
+from tracedoc.whatif.predictions import run_replay
 
 
 def test_a_rank_that_is_late_in_some_steps_costs_what_it_costs_on_average(tmp_path):
@@ -69,3 +73,30 @@ def test_pauses_of_different_lengths_cost_their_mean(tmp_path):
     assert likely == pytest.approx(10.0, abs=0.2)
     assert low < likely - 1.0
     assert high > likely + 1.0  # four steps leave open what the mean of many is
+
+
+def test_a_step_played_for_all_tells_of_others_as_far_as_its_kinds_of_time_are_alike(tmp_path):
+    """The GPU idles for 1.0, 1.4, 1.0 and 1.4 ms of 51: by 0.23 around 1.2, four steps are sure to 0.27.
+
+    Of half of that time it is half as much, and of all that the compute takes no more.
+    """
+    builder, start = TraceBuilder(), 1.0
+    for index in range(5):
+        end = start + 51.0 + 0.4 * (index % 2)
+        builder.kernel(PRODUCT, start, start + 50.0, launch_ms=start - 0.01)
+        builder.runtime("cudaDeviceSynchronize", start + 0.02, start + 50.01)
+        builder.step(index, start - 0.02, end - 0.03)
+        start = end
+    builder.write(tmp_path / "rank-0.json")
+    replay = run_replay(tracedoc.measure([tmp_path]).measurements.run)
+    assert isinstance(replay, RunReplay)
+    assert not replay.others
+    assert [replay.mean_error_ms(ms) for ms in (0.6, -1.2, 30.0)] == pytest.approx(
+        [0.136, 0.271, 0.271], abs=0.005
+    )
+
+
+def test_each_rank_shows_by_how_much_steps_differ():
+    """By 1.41 around 2 and around 12: of two steps the mean is known to 6.31 times 1 of one, 2.92 of two."""
+    one, two = np.array([1.0, 3.0]), np.array([[1.0, 3.0], [13.0, 11.0]])
+    assert (mean_error(one), mean_error(two), mean_error(one[:1])) == pytest.approx((6.31, 2.92, 0.0))

@@ -33,13 +33,10 @@ from tracedoc.judge.severity import (
 )
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import INHERENT, SHARED_ABOVE, UNSPLIT, WORTH, Ledger, LedgerCause, Range
-from tracedoc.predicted import as_runs_differ
 from tracedoc.topics.step.rank import step_ms
-from tracedoc.topics.step.run import own_frac
 from tracedoc.units import format_ms, format_percent
 from tracedoc.whatif.larger_batch import larger_batch, per_step_causes
 from tracedoc.whatif.ledger import play_together
-from tracedoc.whatif.predictions import cooled_ms
 
 ALIKE = 0.5
 """A cause without a known fix comes after one that has one, where that costs at least this share of it."""
@@ -254,7 +251,7 @@ def concluded(
     findings = tuple(_in_place(one, dropped, judgement.rules) for one in ordered)
     told = replace(judgement, findings=findings, verdicts=verdicts)
     ledger = replace(ledger, causes=causes)
-    return _as_runs_differ(told, ledger, measurements), ledger
+    return told, ledger
 
 
 def _told_plainly(
@@ -264,22 +261,6 @@ def _told_plainly(
     claimed.told[cause.id] = [cause.id]
     plain = plain_finding(cause, ledger, measurements, judgement)
     return _Priced(plain, (cause,), cause.share_ms, unknown=not plain.fixes)
-
-
-def _as_runs_differ(judgement: Judgement, ledger: Ledger, measurements: Measurements) -> Judgement:
-    """The findings with gains that were played as sure as those of CPU runs are."""
-    if not measurements.is_cpu:
-        return judgement
-    findings, captured = [], (ledger.step_ms, own_frac(measurements.run))
-    for one in judgement.findings:
-        if (gain := one.gain) is not None and gain.likely_ms is not None:
-            played = (gain.low_ms, gain.likely_ms, gain.high_ms)
-            of = (gain.mean_step_ms, (1.0, 1.0)) if gain.mean_step_ms else captured
-            causes = [cause.id for cause in ledger.causes if one.rule_id in cause.told_by]
-            low, _, high = as_runs_differ(played, *of, cooled_ms(measurements.run, causes))
-            one = replace(one, gain=replace(gain, low_ms=max(low, 0.0), high_ms=high))
-        findings.append(one)
-    return replace(judgement, findings=tuple(findings))
 
 
 def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:

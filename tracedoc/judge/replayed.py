@@ -25,11 +25,13 @@ from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import SHARED_ABOVE, Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
-from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport
+from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport, as_runs_differ
 from tracedoc.topics.capture.run import strategy_of
+from tracedoc.topics.step.run import own_frac
 from tracedoc.whatif.answer import after, as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import CHANGES, Request, parse_request
-from tracedoc.whatif.predictions import Prediction, predict, run_replay
+from tracedoc.whatif.ledger import book_of
+from tracedoc.whatif.predictions import Prediction, cooled_ms, predict, run_replay
 
 SHARED = "share-work"
 ALIKE = ("even-rank", "even-ranks", SHARED)
@@ -46,6 +48,7 @@ def with_predictions(
 
     The gain of a finding is then that of the fix that stands first, at most what its causes cost.
     """
+    judgement = _as_of_the_job(judgement, ledger, measurements)
     replay = run_replay(measurements.run)
     report = replay_report(replay)
     if isinstance(replay, Refusal):
@@ -58,7 +61,7 @@ def with_predictions(
     for finding in judgement.findings:
         finding = _predicted(finding, known, measurements)
         rule = judgement.rules.get(finding.rule_id)
-        late = rule is not None and _of_ranks(rule) and not measurements.is_cpu
+        late = _is_of_ranks(rule) and not measurements.is_cpu
         finding = _of_mean_step(finding, ledger) if late else finding
         findings.append(_priced(finding, rule, run, ledger))
     # Shares of time of a CPU run prove little: a note is not planned with.
@@ -70,9 +73,33 @@ def with_predictions(
     return replace(judgement, findings=tuple(told)), report, plan
 
 
-def _of_ranks(rule: Rule) -> bool:
-    """True for a rule about late ranks, which may be late in other steps than the replayed one."""
-    return bool(rule.cause) and all(one.partition(".")[0] == "ranks" for one in rule.cause)
+def _as_of_the_job(judgement: Judgement, ledger: Ledger, measurements: Measurements) -> Judgement:
+    """The findings with gains that were played as sure as captured steps are of the job's, and CPU runs.
+
+    What late ranks cost is known of all captured steps, with how far these tell of others.
+    """
+    findings, captured = [], (ledger.step_ms, own_frac(measurements.run))
+    replays = book_of(measurements.run).replays
+    for one in judgement.findings:
+        if (gain := one.gain) is not None and gain.likely_ms is not None:
+            low, likely, high = gain.low_ms, gain.likely_ms, gain.high_ms
+            if measurements.is_cpu:
+                of = (gain.mean_step_ms, (1.0, 1.0)) if gain.mean_step_ms else captured
+                causes = [cause.id for cause in ledger.causes if one.rule_id in cause.told_by]
+                cooled = cooled_ms(measurements.run, causes)
+                low, likely, high = as_runs_differ((low, likely, high), *of, cooled)
+            elif replays and not _is_of_ranks(judgement.rules.get(one.rule_id), one.rule_id):
+                error = replays[0].mean_error_ms(likely)
+                low, high = low - error, max(min(high + error, ledger.step_ms), high)
+            one = replace(one, gain=replace(gain, low_ms=max(low, 0.0), high_ms=high))
+        findings.append(one)
+    return replace(judgement, findings=tuple(findings))
+
+
+def _is_of_ranks(rule: Rule | None, cause: str = "") -> bool:
+    """True for a rule about late ranks, or a finding without one about such a cause."""
+    causes = rule.cause if rule is not None else (cause,)
+    return bool(causes) and all(one.partition(".")[0] == "ranks" for one in causes)
 
 
 def _of_mean_step(finding: Finding, ledger: Ledger) -> Finding:

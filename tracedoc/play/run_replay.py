@@ -58,7 +58,9 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     that is not replayed but kept where delays stay unexplained. ``base`` are the programs by scenario.
     ``others`` are steps that are played behind this one, in a ``row``. ``apart`` if ranks do not meet in
     every step: the rank that stands for the run then has its steps, and others shorter ones. ``own_frac`` is
-    the least and most of a captured step that a usual one takes, 1 where that is not known.
+    the least and most of a captured step that a usual one takes, 1 where that is not known. ``varies`` has an
+    entry for each kind of time of a step that is played for all, the most uneven first: how long it is in the
+    captured steps, and by how much its mean over very many may differ from that, in ms.
     """
 
     step_ms: float
@@ -78,6 +80,7 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     row: Row | None = None
     apart: bool = False
     own_frac: tuple[float, float] = (1.0, 1.0)
+    varies: tuple[tuple[float, float], ...] = ()
 
     @property
     def steps(self) -> tuple[RunReplay, ...]:
@@ -92,6 +95,14 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
         ranks = slice(self.subject, self.subject + 1) if self.apart else slice(None)
         every = [note.step_ns for one in self.steps for note in _layout(one).notes[ranks]]
         return float(np.mean(every)) / 1e6
+
+    def mean_error_ms(self, gain_ms: float) -> float:
+        """By how much a gain of the mean of very many steps may differ from that of this one."""
+        error, left = 0.0, abs(gain_ms)
+        for lasts, may_differ in self.varies:
+            error += may_differ * min(left / lasts, 1.0)
+            left = max(left - lasts, 0.0)
+        return error
 
     def base_ns(self, scenario: Scenario) -> float:
         """The mean length of the steps without a change."""

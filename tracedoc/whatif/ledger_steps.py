@@ -196,12 +196,38 @@ def clock_error_ms(run: RunView) -> float:
     return float(((uncertain_ms**2).sum() / max(len(late[0].steps), 1)) ** 0.5) if late else 0.0
 
 
+def kinds_of_time(run: RunView) -> tuple[tuple[float, float], ...]:
+    """What of the captured steps each kind of time takes, and how far its mean is known, both in ms.
+
+    The most uneven first; all together as far as the length of a step is known: one kind may become another.
+    Steps that are far longer are told by themselves, and what two runs on CPUs differ is more than what their
+    steps do.
+    """
+    captured = long_steps(run)
+    usual = {*captured.steps} - {*captured.numbers}
+    if run.digests[0].is_cpu or len(usual) < 2:
+        return ()
+    counted = [digest for digest in run.digests if digest.steps]
+    budgets = [[one.budget for one in digest.steps if one.index in usual] for digest in counted]
+    names = ("compute_ns", "exposed_comm_ns", "exposed_copy_ns", "idle_ns")
+    kinds = np.array([[[getattr(one, name) for one in rank] for rank in budgets] for name in names]) / 1e6
+    uneven = sorted((mean_error(ms) / ms.mean(), float(ms.mean())) for ms in kinds if ms.any())[::-1]
+    share, lasts = np.array(uneven).T
+    together = np.minimum(np.cumsum(share * lasts), mean_error(kinds.sum(axis=0)))
+    return tuple(zip(lasts.tolist(), np.diff(together, prepend=0.0).tolist(), strict=True))
+
+
 def mean_error(values: Floats) -> float:
-    """By how much the mean of very many such values may be above that of these; 0 of fewer than two."""
-    if values.size < 2:
+    """By how much the mean of very many such values may be above that of these; 0 of fewer than two.
+
+    The last axis are steps; rows are of ranks, each of which shows by how much steps differ.
+    """
+    steps = values.shape[-1]
+    if steps < 2:
         return 0.0
-    sure = STUDENT[min(values.size - 2, len(STUDENT) - 1)]
-    return float(sure * values.std(ddof=1) / values.size**0.5)
+    apart = values - values.mean(axis=-1, keepdims=True)
+    free = values.size - values.size // steps
+    return float(STUDENT[min(free, len(STUDENT)) - 1] * ((apart**2).sum() / free / steps) ** 0.5)
 
 
 def _by_cause(run: RunView) -> dict[str, tuple[float, tuple[int, ...]]]:

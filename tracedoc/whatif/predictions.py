@@ -7,6 +7,7 @@ from math import prod
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from tracedoc.play.path import find_path
 from tracedoc.play.player import Played
@@ -20,7 +21,7 @@ from tracedoc.values import once
 from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request
 from tracedoc.whatif.even_ranks import pauses
-from tracedoc.whatif.ledger_steps import other_steps
+from tracedoc.whatif.ledger_steps import kinds_of_time, other_steps
 
 NARROW = 0.05
 """Confidence is high only where the range is narrower than this share of the step."""
@@ -39,7 +40,8 @@ class Prediction(msgspec.Struct, frozen=True):
     """What changes save of a replayed step of ``of_ms``: low, likely and high, in milliseconds.
 
     A step that does twice the work counts by half. ``limited_by`` is the resource with the largest share of
-    the critical path then; "" where that is the processor of a CPU run.
+    the critical path then; "" where that is the processor of a CPU run. ``mean_error_ms`` is by how much the
+    gain of very many steps may differ from that of this one.
     """
 
     gain_ms: tuple[float, float, float]
@@ -47,11 +49,14 @@ class Prediction(msgspec.Struct, frozen=True):
     limited_by: str
     confidence: str
     assumptions: tuple[str, ...] = ()
+    mean_error_ms: float = 0.0
 
     def saves(self, today_ms: float) -> tuple[float, float, float]:
         """What they save of today's step: of one shorter than those that were replayed the same share."""
-        low, likely, high = (ms * min(today_ms / self.of_ms, 1.0) for ms in self.gain_ms)
-        return low, likely, high
+        low, likely, high = self.gain_ms
+        gains = low - self.mean_error_ms, likely, high + self.mean_error_ms
+        low, likely, high = (ms * min(today_ms / self.of_ms, 1.0) for ms in gains)
+        return low, likely, min(high, today_ms)
 
 
 class _Outcome(msgspec.Struct, frozen=True):
@@ -71,7 +76,8 @@ def run_replay(run: RunView) -> RunReplay | Refusal:
     found = replay_run(run)
     if isinstance(found, Refusal):
         return found
-    return in_a_row(msgspec.structs.replace(found, own_frac=own_frac(run)), other_steps(run, found))
+    made = in_a_row(replace(found, own_frac=own_frac(run)), other_steps(run, found))
+    return made if made.others else replace(made, varies=kinds_of_time(run))
 
 
 def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Prediction | NotApplicable]:
@@ -181,6 +187,7 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes
                 if change.assumption
             )
         ),
+        mean_error_ms=replay.mean_error_ms(gains[1]),
     )
 
 
