@@ -61,6 +61,9 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning."""
 
+PACED_BY_HOST = ("host.launch", "host.pause")
+"""Causes that the profiler makes larger: what it records of each call takes the host time."""
+
 WORTH = 0.02
 """A cause below this share of the step is not told: runs of one job differ by as much."""
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import cpu, healthy, hostile, sharded
 from tracedoc.diagnosis import Comparison, Evidence, FactRecord, Fix, Gain, Instance, Verdict
 from tracedoc.errors import Limit
-from tracedoc.ledger import Range
+from tracedoc.ledger import Ledger, LedgerCause, Range
 from tracedoc.predicted import Predicted
 from tracedoc.report.texts import redacted
 from tracedoc.report.view import EVIDENCE_SHOWN, build_view, holds_text, instances_text
@@ -255,3 +255,21 @@ def test_idle_causes_below_two_percent_are_left_out():
     assert (
         build_view(replace(diagnosis, budget=budget)).segments[-1].note == "the host blocks on the GPU 9.9 ms"
     )
+
+
+def test_what_the_profiler_makes_longer_is_told_of_the_host_only() -> None:
+    diagnosis = sharded()
+    host, other = (one.rule_id for one in diagnosis.findings[:2])
+    causes = (
+        LedgerCause("host.launch", 30.0, (30.0,) * 3, 30.0, told_by=(host,)),
+        LedgerCause("link.transfer", 20.0, (20.0,) * 3, 20.0, told_by=(other,)),
+    )
+    profiled = replace(
+        diagnosis,
+        ledger=Ledger(400.0, 350.0, causes=causes),
+        limits=(Limit("host-profiled", "no step is timed without it"),),
+    )
+    places = {one.finding.rule_id: one.place for one in build_view(profiled).findings}
+    assert "perhaps less without the profiler" in places[host]
+    assert "profiler" not in places[other]
+    assert "profiler" not in build_view(replace(profiled, limits=())).findings[0].place

@@ -60,7 +60,9 @@ def test_a_hidden_finding_whose_fix_helps_leaves_what_it_saves_alone_to_that() -
     found = replace(finding("syncs", 40.0), cost_ms=1.0, alone_ms=0.0, beyond_ms=2.0)
     fix = Predicted("fuse-optimizer", (72.0, 73.0, 74.0), (26.0, 27.0, 28.0), "host", "high")
     words = "costs 2 ms of the 100 ms step (2 %) once findings 1-2 are mended, which hide it today"
-    assert cost_text(found, 100.0, fix, number=3) == words
+    assert cost_text(found, 100.0, fix, number=3) == f"{words}; its fix also saves time of other causes"
+    less = Predicted("fuse-optimizer", (97.6,) * 3, (2.4,) * 3, "host", "high")
+    assert cost_text(found, 100.0, less, number=3) == words
 
 
 def test_causes_are_mended_in_turn_with_the_first_finding_that_tells_them(
@@ -145,7 +147,7 @@ def test_two_findings_that_hide_each_other_are_one_row(
     if rows == 1:
         assert (one.told_ms, one.is_pair, other.told_ms) == (40.0, True, None)
         costs = cost_text(one, 100.0, overlaps="finding 2")
-        assert costs.startswith("costs 2 ms of the 100 ms step, 40 ms (40 %) with finding 2 mended as well")
+        assert costs.startswith("costs 40 ms of the 100 ms step (40 %) together with finding 2: each hides")
         assert cost_text(other, 100.0, overlaps="finding 1") == "counts with finding 1"
     else:
         assert (one.told_ms, other.told_ms) == (2.0, 38.0)

@@ -21,7 +21,7 @@ from tracedoc.judge.without_warning import (
     number,
     pair_words,
 )
-from tracedoc.ledger import INHERENT, Ledger, Range
+from tracedoc.ledger import INHERENT, PACED_BY_HOST, Ledger, Range
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches, unprofiled_step_ms
@@ -41,9 +41,6 @@ NAMED_FIXES = 3
 
 WORTH_NAMING = 0.05
 """A finding that only low confidence makes a note is named from this share of the step."""
-
-PACED_BY_HOST = ("host.launch", "host.pause")
-"""Causes that the profiler makes larger: what it records of each call takes the host time."""
 
 MOSTLY_QUEUED = 0.30
 """With more idle time than this behind work that was launched, kernels are missing, and no cause is named."""

@@ -8,7 +8,7 @@ from tracedoc.diagnosis import Finding, RunInfo
 from tracedoc.facts.catalog import Fact
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.fixes import fitting_first
-from tracedoc.ledger import INHERENT, WORTH, Ledger, LedgerCause, saved_words
+from tracedoc.ledger import INHERENT, WORTH, Ledger, LedgerCause
 from tracedoc.topics.compute.rank import reached_frac, reached_most_frac
 from tracedoc.topics.step.rank import compute_ms, exposed_comm_ms
 from tracedoc.units import format_between, format_ms, format_percent, format_step_change, lowered
@@ -38,12 +38,7 @@ def gain_ms(finding: Finding) -> float:
 
 
 def cost_words(finding: Finding) -> str:
-    """What a finding costs the step: ``11 ms``, ``up to 31 ms`` of a bound; "" where that is not known.
-
-    Of two that hide each other what mending this one saves (:func:`pair_words`).
-    """
-    if finding.is_pair:
-        return saved_words(finding.alone_ms or 0.0)
+    """What a finding costs the step: ``11 ms``, ``up to 31 ms`` of a bound; "" where that is not known."""
     if finding.told_ms is not None:
         return format_ms(finding.told_ms)
     likely = finding.gain is not None and finding.gain.likely_ms is not None
@@ -102,7 +97,7 @@ def _costs(
     apart = [(ms, one) for ms, one in large if not is_told(one, told)]
     ofs = [f" of the {format_ms(step)} step", *[""] * len(apart)]
     parts = [
-        f"{_short_name(one)}: {cost_words(one) if one.is_pair else format_ms(ms)}{of}{pair_words(one)}"
+        f"{_short_name(one)}: {format_ms(ms)}{of}{pair_words(one)}"
         for (ms, one), of in zip(apart, ofs, strict=False)
     ]
     said = "; ".join(parts)
@@ -112,10 +107,8 @@ def _costs(
 
 
 def pair_words(finding: Finding) -> str:
-    """What mending a finding saves together with the one that hides it and is hidden by it; else ""."""
-    if not finding.is_pair:
-        return ""
-    return f", {format_ms(finding.told_ms or 0.0)} with {finding.overlaps} mended as well"
+    """That a finding costs its time together with the one that it hides, and that hides it; else ""."""
+    return f" together with {finding.overlaps}, as each hides the other" if finding.is_pair else ""
 
 
 def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:

@@ -34,7 +34,7 @@ from tracedoc.units import format_ms, format_percent, format_step_change
 SHOWN_UNITS = 6
 """The page has the table of all units; the terminal shows the worst."""
 
-UNIT_COLUMNS = ("Unit", "Pass", "Size", "Launched", "Gather", "Transfer", "Compute to hide behind", "Stall")
+UNIT_COLUMNS = ("Unit", "Pass", "Size", "Gather", "Transfer", "Compute to hide behind", "Stall")
 COLLECTIVE_COLUMNS = (
     "Operation", "Ranks", "Calls", "Median size", "Time", "Exposed", "Wait", "Transfer", "Bus bandwidth"
 )  # fmt: skip

@@ -22,6 +22,7 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, changes_training, fitting_first, framework_name
+from tracedoc.ledger import PACED_BY_HOST, Ledger
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
 from tracedoc.report.split import Segment, overlap_words, segments, with_notes
 from tracedoc.report.texts import map_text, one_line, plain, redacted
@@ -193,6 +194,8 @@ def _finding_view(
     other = next((f"finding {n}" for n in with_it), "")
     played = fixes[0].predicted if fixes else None
     costs = cost_text(finding, step_ms, played, overlaps=other, number=number)
+    if any(one.code == "host-profiled" for one in diagnosis.limits) and _is_of_host(finding, ledger):
+        costs += "; perhaps less without the profiler"
     return FindingView(
         number=number,
         finding=finding,
@@ -204,6 +207,12 @@ def _finding_view(
         foreign=tuple(fix for fix in finding.fixes if fix.title not in {one.title for one in fixes}),
         planned=bool(planned),
     )
+
+
+def _is_of_host(finding: Finding, ledger: Ledger | None) -> bool:
+    """True for a finding whose time the profiler makes longer: what it records takes the host time."""
+    causes = ledger.causes if ledger is not None else ()
+    return any(one.id in PACED_BY_HOST and finding.rule_id in one.told_by for one in causes)
 
 
 def tried_words(one: Tried) -> str:

@@ -91,6 +91,9 @@ WITHOUT = " without it"
 """What ends a change of the step that is no fix, but the absence of what was found."""
 
 
+SAVES_MORE = 1.25
+"""A fix that saves so many times what its finding costs takes time of other causes too."""
+
 FINDINGS_NOTE = "each cost counts after the findings before it; each step is with that fix alone"
 
 
@@ -121,8 +124,7 @@ def cost_text(
     if same:
         costs += f", the same time as {overlaps or before}"
     elif finding.is_pair and overlaps:
-        share = f"{told} ({format_percent(told_ms / step_ms)})"
-        costs = f"costs {alone} of the {format_ms(step_ms)} step, {share} with {overlaps} mended as well"
+        costs += f" together with {overlaps}: each hides the other, and mending this one alone saves {alone}"
     elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
         hides = "is mended, which hides" if number == 2 else "are mended, which hide"
         costs += f" once {before} {hides} it today"
@@ -130,6 +132,8 @@ def cost_text(
             costs += f"; alone it saves {alone}"
     elif finding.together_ms is not None and overlaps:
         costs += f", {format_ms(finding.together_ms)} together with {overlaps}, which it hides"
+    if fix is not None and fix.helps and fix.gain_ms[1] > SAVES_MORE * told_ms:
+        costs += "; its fix also saves time of other causes"
     return costs
 
 
