@@ -18,7 +18,7 @@ from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import LOG, Failures, InputError
 from tracedoc.facts.catalog import CATALOG
 from tracedoc.judge import compose, findings, verdicts
-from tracedoc.ranks.strategies import decide
+from tracedoc.ranks import strategy
 from tracedoc.report import page as html
 from tracedoc.report import terminal
 from tracedoc.report.render import render
@@ -113,15 +113,15 @@ def test_a_part_of_the_answer_fails_alone(
         assert "broken on purpose" in render(diagnosis, report_format)
 
 
-@pytest.mark.parametrize("place", range(len(decide.WRAPPERS)))
+@pytest.mark.parametrize("place", range(len(strategy.WRAPPERS)))
 def test_a_strategy_that_cannot_be_recognised_costs_itself(
     monkeypatch: pytest.MonkeyPatch, place: int
 ) -> None:
-    whole = decide.WRAPPERS
+    whole = strategy.WRAPPERS
     others = tuple(fail if number == place else one for number, one in enumerate(whole))
-    monkeypatch.setattr(decide, "WRAPPERS", others)
+    monkeypatch.setattr(strategy, "WRAPPERS", others)
     signs = StrategySigns(whole=True, seen=frozenset({"ddp"}), marks=(("ddp", 1),), collectives=3)
-    claim = decide.decide([signs], 2)
+    claim = strategy.decide([signs], 2)
     its_own = [one.__name__ for one in whole].index("ddp")
     assert (claim.name == "DDP") == (place != its_own)
     if place <= its_own:  # those after it are not asked
@@ -131,9 +131,9 @@ def test_a_strategy_that_cannot_be_recognised_costs_itself(
 
 @pytest.mark.parametrize("name", ["BESIDE", "by_hand"])
 def test_what_runs_beside_a_strategy_costs_itself(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(decide, name, (fail, *decide.BESIDE) if name == "BESIDE" else fail)
-    claim = decide.decide([StrategySigns(collectives=3)], 2)
-    assert (claim.name, claim.confidence) == (decide.NOT_RECOGNISED, "low")
+    monkeypatch.setattr(strategy, name, (fail, *strategy.BESIDE) if name == "BESIDE" else fail)
+    claim = strategy.decide([StrategySigns(collectives=3)], 2)
+    assert (claim.name, claim.confidence) == (strategy.NOT_RECOGNISED, "low")
     assert "broken on purpose" in claim.evidence[-1]
 
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from tests.known_runs import diagnosis_of
-from tracedoc.ranks.strategies.decide import decide
-from tracedoc.ranks.strategies.signs import FAMILIES
+from tracedoc.ranks.strategy import decide
+from tracedoc.ranks.strategy_kinds import FAMILIES
 from tracedoc.timeline.build import build_timeline
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.strategy_signs import StrategySigns, Traffic, strategy_signs

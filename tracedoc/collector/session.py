@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from tracedoc.collector.evidence import Evidence
-from tracedoc.collector.live import RequestWatch
+from tracedoc.collector.live import LONGEST_LAST_WORDS_S, SIGTERM, EndWatch, RequestWatch
 from tracedoc.collector.options import Options, level_of
 from tracedoc.collector.recorder import (
     ForeignProfilers,
@@ -23,7 +23,6 @@ from tracedoc.collector.recorder import (
     common_step,
     is_source_rank,
 )
-from tracedoc.collector.signals import LONGEST_LAST_WORDS_S, SIGTERM, EndWatch
 from tracedoc.collector.steps import SAMPLED_STEPS, StepClock, StepTimes
 from tracedoc.run.manifest import (
     COMPLETE,

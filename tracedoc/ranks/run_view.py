@@ -27,7 +27,7 @@ from tracedoc.ranks.exposure import (
 from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.ranks.source_step import SourceStep
-from tracedoc.ranks.strategies.signs import may_be_pipeline
+from tracedoc.ranks.strategy_kinds import may_be_pipeline
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest

@@ -10,8 +10,8 @@ import pytest
 
 import tracedoc
 from tracedoc.diagnosis import Diagnosis
-from tracedoc.ranks.strategies.decide import resolve_strategy
-from tracedoc.ranks.strategies.signs import Claim
+from tracedoc.ranks.strategy import resolve_strategy
+from tracedoc.ranks.strategy_kinds import Claim
 from tracedoc.run.job import Job, RankJob, read_job
 from tracedoc.run.manifest import read_manifest
 from tracedoc.run.steplog import CAPACITY, COLLECTION, HEADER, MAGIC, RECORD, STEP, WINDOW, parse_step_log

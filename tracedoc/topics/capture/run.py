@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from tracedoc.errors import Limit
 from tracedoc.facts.catalog import NO_MANIFEST, manifest_fact, run_fact
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.strategies.decide import decide, merge, resolve_strategy
-from tracedoc.ranks.strategies.signs import FAMILIES, ONLY_PASSES_DATA, PASSES_DATA_HOW, Claim
+from tracedoc.ranks.strategy import decide, merge, resolve_strategy
+from tracedoc.ranks.strategy_kinds import FAMILIES, ONLY_PASSES_DATA, PASSES_DATA_HOW, Claim
 from tracedoc.run.job import ANOMALY_DETECTION, STEPS_FOR_MEDIAN, RankJob
 from tracedoc.run.manifest import StepTime
 from tracedoc.timeline.phases import Phase

@@ -11,7 +11,7 @@ import numpy as np
 from tracedoc.facts.catalog import ranks_fact, run_fact
 from tracedoc.ranks.code_places import has_stacks, more_work_place, most_work_place, place_alone
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.strategies.signs import CONTEXT_GROUP
+from tracedoc.ranks.strategy_kinds import CONTEXT_GROUP
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace, place_of_frame

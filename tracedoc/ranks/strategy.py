@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec.structs import replace
 
 from tracedoc.errors import failure
-from tracedoc.ranks.strategies.signs import (
+from tracedoc.ranks.strategy_kinds import (
     WRAPPED,
     Claim,
     by_hand,
