@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tracedoc.charts import (
-    ExpectedCurve,
-    MemoryCurve,
-    PathStretch,
-    Picture,
-    PictureRow,
-    TransferRow,
-    TransferSpeeds,
-    UnitCall,
-    UnitTimeline,
-    Waits,
-)
 from tracedoc.diagnosis import (
     Budget,
     BudgetLocation,
@@ -37,7 +25,21 @@ from tracedoc.diagnosis import (
 )
 from tracedoc.errors import Limit
 from tracedoc.ledger import Ledger, LedgerCause, LedgerRow
-from tracedoc.tables import CollectiveRow, KernelRow, PhaseRow
+from tracedoc.tables import (
+    CollectiveRow,
+    ExpectedCurve,
+    KernelRow,
+    MemoryCurve,
+    PathStretch,
+    PhaseRow,
+    Picture,
+    PictureRow,
+    TransferRow,
+    TransferSpeeds,
+    UnitCall,
+    UnitTimeline,
+    Waits,
+)
 
 HOSTILE = "<script>alert('\"x\"')</script>[bold red]\x1b[31m\x00\u202egnp.exe🔥"
 

@@ -14,11 +14,21 @@ from typing import Any
 import msgspec
 
 import tracedoc
-from tracedoc.charts import MemoryCurve, Picture, TransferSpeeds, UnitTimeline, Waits
 from tracedoc.errors import Limit
 from tracedoc.ledger import Ledger, Range
 from tracedoc.predicted import PlanStep, Predicted, ReplayReport, Tried
-from tracedoc.tables import CollectiveRow, HostDetail, KernelRow, PhaseRow, UnitRow
+from tracedoc.tables import (
+    CollectiveRow,
+    HostDetail,
+    KernelRow,
+    MemoryCurve,
+    PhaseRow,
+    Picture,
+    TransferSpeeds,
+    UnitRow,
+    UnitTimeline,
+    Waits,
+)
 
 SCHEMA_VERSION = "2"
 READABLE_VERSIONS = ("1", SCHEMA_VERSION)

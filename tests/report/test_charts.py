@@ -8,15 +8,6 @@ import pytest
 from msgspec.structs import replace
 
 from tests.example_diagnoses import hostile, sharded
-from tracedoc.charts import (
-    MemoryCurve,
-    PathStretch,
-    TransferRow,
-    TransferSpeeds,
-    UnitCall,
-    UnitTimeline,
-    Waits,
-)
 from tracedoc.diagnosis import FactRecord, Gain, Verdict
 from tracedoc.predicted import Predicted
 from tracedoc.report.charts.bars import RangeBar, gain_bar
@@ -34,7 +25,16 @@ from tracedoc.report.charts.over_time import MOST_UNIT_ROWS, memory_chart, unit_
 from tracedoc.report.charts.scatter import scatter
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
-from tracedoc.tables import KernelRow
+from tracedoc.tables import (
+    KernelRow,
+    MemoryCurve,
+    PathStretch,
+    TransferRow,
+    TransferSpeeds,
+    UnitCall,
+    UnitTimeline,
+    Waits,
+)
 
 WAITS = Waits((0, 1, 2), (4, 5), ((30.0, 10.0), (0.0, None), (15.0, 0.0)), ((1, 1), (None, None), (1, None)))
 

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from tests.example_diagnoses import DIAGNOSES, healthy, sharded
 from tests.known_runs import diagnosis_of
-from tracedoc.charts import PathStretch, Picture, PictureRow
 from tracedoc.cli import main
 from tracedoc.diagnosis import Detail, Diagnosis, Evidence
 from tracedoc.diagnosis_json import to_json
@@ -23,6 +22,7 @@ from tracedoc.errors import InputError
 from tracedoc.report.clock import place_to_look
 from tracedoc.report.render import implied_format, render_file, write_report
 from tracedoc.report.view import build_view
+from tracedoc.tables import PathStretch, Picture, PictureRow
 
 STRAGGLER = next(one for one in sharded().findings if one.rule_id == "straggler-rank")
 Slice = tuple[str, float, float]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import tracedoc
-from tracedoc.charts import Picture
 from tracedoc.spans import Spans
 from tracedoc.step.drawn import thinned
+from tracedoc.tables import Picture
 from tracedoc.testing.lanes import parse_lanes
 
 

@@ -14,8 +14,7 @@ from click.testing import CliRunner
 
 import tracedoc
 from tracedoc.cli import main
-from tracedoc.step.kernels.groups import BY, kernel_groups
-from tracedoc.step.kernels.layers import OUTSIDE, find_layers, repeated
+from tracedoc.step.kernel_times import BY, OUTSIDE, find_layers, kernel_groups, repeated
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import tracedoc
-from tracedoc.charts import Picture
 from tracedoc.step.drawn import NAMED_KERNELS
+from tracedoc.tables import Picture
 from tracedoc.testing import TraceBuilder, parse_lanes
 
 

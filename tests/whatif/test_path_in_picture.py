@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 import tracedoc
 from tests.known_runs import diagnosis_of
-from tracedoc.charts import PathStretch
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.spans import Spans
+from tracedoc.tables import PathStretch
 from tracedoc.testing import parse_lanes
 from tracedoc.whatif import path_in_picture
 from tracedoc.whatif.predictions import run_replay

@@ -14,7 +14,7 @@ from tracedoc.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tracedoc.step.kernels.groups import KernelGroup
+    from tracedoc.step.kernel_times import KernelGroup
     from tracedoc.timeline.build import RankTimeline
 
 SHOWN = 40
@@ -46,7 +46,7 @@ def kernels(path: str, by: str, rank: int | None, report_format: str | None, rea
       tracedoc kernels runs/a --by phase
       tracedoc kernels runs/a --by kernel -f csv > kernels.csv
     """
-    from tracedoc.step.kernels.groups import kernel_groups
+    from tracedoc.step.kernel_times import kernel_groups
 
     timeline = _timeline(path, rank, reading, with_modules=by == "module")
     rows = kernel_groups(timeline, by)
@@ -83,7 +83,7 @@ def _csv(rows: Sequence[KernelGroup]) -> str:
 
     from msgspec.structs import asdict, fields
 
-    from tracedoc.step.kernels.groups import KernelGroup
+    from tracedoc.step.kernel_times import KernelGroup
 
     text = io.StringIO()
     writer = csv.DictWriter(text, [one.name for one in fields(KernelGroup)], lineterminator="\n")

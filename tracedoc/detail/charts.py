@@ -6,7 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from tracedoc.charts import (
+from tracedoc.ranks.bandwidth import SizeCurve, transfers
+from tracedoc.ranks.blame import Lateness
+from tracedoc.ranks.exposure import split_exposed
+from tracedoc.ranks.run_view import RunView
+from tracedoc.spans import Int64Array, Spans
+from tracedoc.step.codec import decode
+from tracedoc.step.drawn import MAX_DRAWN, RESOLUTION, NamedStretches, thinned
+from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, StepDigest
+from tracedoc.tables import (
     ExpectedCurve,
     MemoryCurve,
     Picture,
@@ -17,14 +25,6 @@ from tracedoc.charts import (
     UnitTimeline,
     Waits,
 )
-from tracedoc.ranks.bandwidth import SizeCurve, transfers
-from tracedoc.ranks.blame import Lateness
-from tracedoc.ranks.exposure import split_exposed
-from tracedoc.ranks.run_view import RunView
-from tracedoc.spans import Int64Array, Spans
-from tracedoc.step.codec import decode
-from tracedoc.step.drawn import MAX_DRAWN, RESOLUTION, NamedStretches, thinned
-from tracedoc.step.rank_digest import LANE_RANKS, RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.shards.shard_units import NO_TIME, PHASES, ShardCalls
 from tracedoc.timeline.shards.times import CallTimes

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array
-from tracedoc.step.kernels.times import NOT_KNOWN
+from tracedoc.step.kernel_times import NOT_KNOWN
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.tables import (
     AwayRow,

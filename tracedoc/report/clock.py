@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from tracedoc.charts import Picture
 from tracedoc.diagnosis import Diagnosis, Evidence, StepBudget
 from tracedoc.report.view import View
+from tracedoc.tables import Picture
 
 LATEST_MS = 1e12
 """Times beyond this, thirty years, are no times of a job."""

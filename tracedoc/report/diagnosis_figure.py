@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.charts import PathStretch, Picture, PictureRow, Waits
 from tracedoc.diagnosis import Diagnosis, RankReport
 from tracedoc.errors import InputError
 from tracedoc.report.charts.bars import by_cause
@@ -21,6 +20,7 @@ from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View, build_view
 from tracedoc.report.waterfall import IDEAL, TODAY, UNTOLD, Waterfall
 from tracedoc.report.words import STATES, states_of
+from tracedoc.tables import PathStretch, Picture, PictureRow, Waits
 from tracedoc.units import format_ms
 
 NUMBERED_FINDINGS = 3

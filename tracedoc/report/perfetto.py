@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from tracedoc.charts import Pairs, Picture, PictureRow
 from tracedoc.diagnosis import RankReport
 from tracedoc.errors import InputError
 from tracedoc.report.clock import LATEST_MS, CommonClock, begin_ms
@@ -16,6 +15,7 @@ from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View
 from tracedoc.report.words import STATES, resource_name
 from tracedoc.spans import Spans
+from tracedoc.tables import Pairs, Picture, PictureRow
 from tracedoc.units import format_ms, format_step_change
 
 CATEGORY = "tracedoc"

@@ -17,7 +17,7 @@ from tracedoc.step.device import Floats, device_name, device_ordinal
 from tracedoc.step.drawn import MemoryTable, drawn_sets, memory_table, named_stretches
 from tracedoc.step.graph import StepGraph, find_graph
 from tracedoc.step.host_work import HostDigest, host_digest
-from tracedoc.step.kernels.times import rates_by_name
+from tracedoc.step.kernel_times import rates_by_name
 from tracedoc.step.make_program import rank_programs
 from tracedoc.step.program import EncodedProgram, Unplayable
 from tracedoc.step.sync_path import SyncPath, sync_path
@@ -48,7 +48,7 @@ class KernelTable(msgspec.Struct, frozen=True, eq=False):
     """The kernels of the judged step by name, those with most time first, as columns.
 
     ``tflops``, ``gbps`` and what is lost, at the least and at the most, are those of a
-    :class:`tracedoc.step.kernels.groups.KernelGroup`, -1 where they are not known.
+    :class:`tracedoc.step.kernel_times.KernelGroup`, -1 where they are not known.
     """
 
     names: tuple[str, ...] = ()

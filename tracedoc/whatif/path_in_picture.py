@@ -7,13 +7,13 @@ from itertools import groupby, pairwise
 import msgspec
 import numpy as np
 
-from tracedoc.charts import PathStretch, Picture
 from tracedoc.play.path import measure_path
 from tracedoc.play.run_program import Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.program import RankProgram
+from tracedoc.tables import PathStretch, Picture
 
 FINEST = 1500
 """The picture is cut into so many pieces at most: on a screen they have less than a pixel."""

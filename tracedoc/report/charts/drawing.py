@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from tracedoc.charts import Picture, PictureRow
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.report.charts.detail_tables import short_name
 from tracedoc.report.charts.heat_map import waits_mostly_for
@@ -17,6 +16,7 @@ from tracedoc.report.clock import CommonClock
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView
 from tracedoc.report.words import STATES, states_of
+from tracedoc.tables import Picture, PictureRow
 from tracedoc.units import format_ms
 
 MARKED_FINDINGS = 5

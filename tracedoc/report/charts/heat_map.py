@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tracedoc.charts import Waits
+from tracedoc.tables import Waits
 from tracedoc.units import format_ms, three_digits
 
 WORDED_STEPS = 8

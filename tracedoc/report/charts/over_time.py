@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from tracedoc.charts import MemoryCurve, UnitCall, UnitTimeline
 from tracedoc.diagnosis import RankReport
+from tracedoc.tables import MemoryCurve, UnitCall, UnitTimeline
 from tracedoc.units import format_bytes, format_ms
 
 LEAST = 0.35

@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import msgspec
 
-from tracedoc.charts import PathStretch
 from tracedoc.report.charts.over_time import TimeScale
 from tracedoc.report.words import resource_name
+from tracedoc.tables import PathStretch
 from tracedoc.units import format_ms
 
 HOST, DEVICE, BESIDE = 0.9, 5.2, 9.4

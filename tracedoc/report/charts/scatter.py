@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from tracedoc.charts import ExpectedCurve, TransferRow, TransferSpeeds
 from tracedoc.report.charts.over_time import Ticks
 from tracedoc.report.texts import one_line
+from tracedoc.tables import ExpectedCurve, TransferRow, TransferSpeeds
 from tracedoc.units import format_bytes, format_quantity
 
 _SERIES = 6

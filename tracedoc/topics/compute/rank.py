@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.step.device import device_rates, is_before_ampere, judged_peak, tensor_speedup
-from tracedoc.step.kernels.times import judged_kernels, kernel_times
+from tracedoc.step.kernel_times import judged_kernels, kernel_times
 from tracedoc.step.program import Waste
 from tracedoc.step.waste import (
     ATTENTION_OPERATORS,

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import rank_fact, total_ms
 from tracedoc.spans import Spans
-from tracedoc.step.kernels.times import judged_kernels, small_kernel_rows
+from tracedoc.step.kernel_times import judged_kernels, small_kernel_rows
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.host import dtensor_dispatch, optimizer_spans
 from tracedoc.timeline.lags import CPU_IDLE_NS

@@ -6,7 +6,7 @@ import numpy as np
 
 from tracedoc.play.run_program import Layout, RunProgram
 from tracedoc.spans import Int64Array
-from tracedoc.step.kernels.times import SMALL_NS
+from tracedoc.step.kernel_times import SMALL_NS
 from tracedoc.step.program import Call, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import (

@@ -1,1 +1,0 @@
-"""The compute kernels of the analysed step: what they do, against what the device reaches."""
