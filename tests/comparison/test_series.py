@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.comparison.test_scaling import on
-from tracedoc.comparison.series import compare_series, history
+from tracedoc.comparison.compare import compare_series, history
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import InputError
 from tracedoc.predicted import NotPredicted, Predicted, ReplayReport

@@ -8,12 +8,14 @@ import msgspec
 import pytest
 
 from tests.collector.conftest import run_alone
-from tracedoc.planner.hardware import Cluster, find_gpu, link_of
-from tracedoc.planner.machine import (
+from tracedoc.planner.hardware import (
+    Cluster,
     Gathered,
     Machine,
+    find_gpu,
     keep,
     kept_in,
+    link_of,
     measured_gpu,
     on_this_machine,
     this_machine,

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tracedoc.cli import main
+from tracedoc.cli.rules import write_rule
 from tracedoc.judge.rule_cache import MAX_RULES
-from tracedoc.judge.scaffold import write_rule
 from tracedoc.judge.wording import fill, without_numbers
 from tracedoc.testing.cases import load_cases, write_traces
 

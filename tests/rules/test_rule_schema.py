@@ -9,10 +9,10 @@ import jsonschema
 import pytest
 import yaml
 
+from tracedoc.cli.rules import write_rule
 from tracedoc.errors import RuleError
 from tracedoc.judge.load import load_rule, load_rules
 from tracedoc.judge.rule_cache import builtin_directory
-from tracedoc.judge.scaffold import write_rule
 from tracedoc.judge.vocabulary import rule_schema
 from tracedoc.testing.cases import run_case_file
 

@@ -15,8 +15,8 @@ import tracedoc
 from tests.cli.test_cli import run as run_command
 from tracedoc.errors import InputError
 from tracedoc.run.manifest import read_manifest
-from tracedoc.running import debug_server
-from tracedoc.running.debug_server import check_url, receive
+from tracedoc.running import servers
+from tracedoc.running.servers import check_url, receive
 from tracedoc.testing import parse_lanes
 
 TRACES = [lanes.to_json() for lanes in parse_lanes("compute 0-60\nallreduce 60-80", ranks=2)]
@@ -215,7 +215,7 @@ def test_other_servers_and_hostile_ones_are_refused(
 def test_a_server_that_sends_without_end_is_left(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(debug_server, "SECONDS_TO_ANSWER", 0.2)
+    monkeypatch.setattr(servers, "SECONDS_TO_ANSWER", 0.2)
 
     def drip(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
@@ -233,8 +233,8 @@ def test_a_server_that_sends_without_end_is_left(
 def test_a_server_that_says_nothing_is_left(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(debug_server, "SECONDS_TO_ANSWER", 0.1)
-    monkeypatch.setattr(debug_server, "SECONDS_TO_CONNECT", 0.1)
+    monkeypatch.setattr(servers, "SECONDS_TO_ANSWER", 0.1)
+    monkeypatch.setattr(servers, "SECONDS_TO_CONNECT", 0.1)
     over = Event()
     url = serve({"/stacks": lambda handler: over.wait(30) and None})
     with pytest.raises(InputError, match="timed out"):

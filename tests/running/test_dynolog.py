@@ -19,8 +19,8 @@ import tracedoc
 from tests.cli.test_cli import run as run_command
 from tracedoc.errors import InputError
 from tracedoc.run.manifest import read_manifest
-from tracedoc.running import dynolog
-from tracedoc.running.dynolog import gather, trigger
+from tracedoc.running import servers
+from tracedoc.running.servers import gather, trigger
 from tracedoc.testing import parse_lanes
 
 ANSWER = {
@@ -103,7 +103,7 @@ def test_other_answers_are_refused(daemon: Daemon, tmp_path: Path, answer: bytes
 def test_files_are_taken_when_they_are_whole_and_named_by_their_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dynolog, "SECONDS_TO_WRITE", 60.0)
+    monkeypatch.setattr(servers, "SECONDS_TO_WRITE", 60.0)
     texts = [lanes.to_json() for lanes in parse_lanes("compute 0-60\nallreduce 60-80", ranks=2)]
     files = [tmp_path / "trace_102.json", tmp_path / "trace_101.json"]
     looks = iter(range(10))
@@ -127,7 +127,7 @@ def test_files_are_taken_when_they_are_whole_and_named_by_their_ranks(
 
 
 def test_a_process_whose_file_does_not_come_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dynolog, "SECONDS_TO_WRITE", -1.5)
+    monkeypatch.setattr(servers, "SECONDS_TO_WRITE", -1.5)
     assert gather("node0", tmp_path, [101], 1.5) == 0
     manifest = read_manifest(tmp_path)
     assert manifest is not None

@@ -18,7 +18,7 @@ import tracedoc
 from tests.collector.conftest import JOBS, environment, start
 from tracedoc.errors import InputError
 from tracedoc.run.manifest import read_manifest
-from tracedoc.running.debug_server import Answer, receive
+from tracedoc.running.servers import Answer, receive
 
 pytest.importorskip("torch", reason="torch is not installed: there is nothing to ask")
 pytest.importorskip("aiohttp", reason="PyTorch's debug server needs it")

@@ -111,7 +111,7 @@ def compare(
     if len(sides) > 2:
         if fail_on_regression is not None:
             raise InputError("--fail-on-regression needs two runs", "compare them two at a time")
-        from tracedoc.comparison.series import compare_series
+        from tracedoc.comparison.compare import compare_series
         from tracedoc.report.series_sheets import series_sheet
 
         made = partial(compare_series, scaling=scaling, samples_per_step=samples_per_step)
@@ -215,7 +215,7 @@ def history(
     if not os.path.isdir(folder):
         raise InputError(f"{folder} is no folder", "give the folder that holds the runs")
     places = targets(report_format, outputs, (folder,), SHEET_FORMATS)
-    from tracedoc.comparison.series import history as history_of
+    from tracedoc.comparison.compare import history as history_of
     from tracedoc.pipeline import Options
     from tracedoc.report.series_sheets import history_sheet
     from tracedoc.report.texts import redacted

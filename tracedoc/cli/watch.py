@@ -217,17 +217,17 @@ def capture_from(server: str, output: str | None, seconds: float, max_mb: float,
     Raises :class:`InputError` where nothing was captured; the folder is then gone again.
     """
     from tracedoc.run.manifest import read_parts, write_manifest
-    from tracedoc.running import debug_server
+    from tracedoc.running import servers
 
     is_daemon = server == OTHER or server.startswith(f"{OTHER}:")
     if not is_daemon:
-        debug_server.check_url(server)
+        servers.check_url(server)
     folder = _new_folder(output, server)
     try:
         if is_daemon:
             _from_daemon(server, folder, seconds, job_id)
         else:
-            debug_server.receive(server, folder, seconds, max_mb)
+            servers.receive(server, folder, seconds, max_mb)
             say(
                 f"tracedoc: {server} has no protection: whoever reaches its port, and those of its ranks, "
                 "can read stacks and profile the job; keep them closed to other hosts"
@@ -263,18 +263,18 @@ def _new_folder(output: str | None, server: str) -> Path:
 
 
 def _from_daemon(server: str, folder: Path, seconds: float, job_id: int) -> None:
-    from tracedoc.running import dynolog
+    from tracedoc.running import servers
 
     try:
         parts = urlsplit(server)
-        host, port = parts.hostname or "localhost", parts.port or dynolog.PORT
+        host, port = parts.hostname or "localhost", parts.port or servers.PORT
     except ValueError:
         raise InputError(
             f"{server} is no address of a daemon", "write dynolog or dynolog://HOST:1778"
         ) from None
-    pids = dynolog.trigger(host, port, folder, seconds, job_id)
+    pids = servers.trigger(host, port, folder, seconds, job_id)
     say(f"tracedoc: dynolog triggered {len(pids)} processes")
-    dynolog.gather(host, folder, pids, seconds)
+    servers.gather(host, folder, pids, seconds)
 
 
 def capture_again(run: str, warmup: int, active: int) -> Path:

@@ -9,15 +9,20 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from tracedoc.collector.probe import Plain, attributes, known, loaded, plain, probe
-from tracedoc.collector.wrappers import (
+from tracedoc.collector.probe import (
     FSDP2_HOMES,
+    Plain,
+    attributes,
     describe_ddp,
     describe_deepspeed,
     describe_fsdp1,
     describe_fsdp2,
+    known,
+    loaded,
     numel,
     original_class,
+    plain,
+    probe,
 )
 
 SCAN_SECONDS = 1.0

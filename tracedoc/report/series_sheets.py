@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from tracedoc.comparison.series import Extrapolation, History, HistoryRun, Point, Series
+from tracedoc.comparison.compare import Extrapolation, History, HistoryRun, Point, Series
 from tracedoc.diagnosis import BUDGET_PARTS
 from tracedoc.ledger import CAUSE_WORDS
 from tracedoc.report.charts.bars import Box

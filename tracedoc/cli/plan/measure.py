@@ -11,8 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from tracedoc.errors import InputError
-from tracedoc.planner.hardware import GPUS_OF_A_CPU, GPUS_OF_A_SWITCH
-from tracedoc.planner.machine import Gathered, Machine, keep
+from tracedoc.planner.hardware import GPUS_OF_A_CPU, GPUS_OF_A_SWITCH, Gathered, Machine, keep
 
 MODEL_WIDTH, MLP_WIDTH = 4096, 14336
 """Sizes of the products: those of a block of Llama 3 8B."""

@@ -21,12 +21,13 @@ from tracedoc.planner.hardware import (
     find_link,
     gpu_of_device,
     link_of,
+    measured_gpu,
     network_of,
+    on_this_machine,
     replace_gbps,
     sold_as,
 )
 from tracedoc.planner.layouts import CONTEXTS, OVERLAPS
-from tracedoc.planner.machine import measured_gpu, on_this_machine
 from tracedoc.planner.measured import beside_computation, compare, peak_note, replayed_note, replayed_steps
 from tracedoc.planner.setup import (
     CHECKPOINTING,

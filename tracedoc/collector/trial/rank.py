@@ -22,7 +22,7 @@ from typing import Any
 from tracedoc.collector.environment import describe_memory
 from tracedoc.collector.frameworks import find_live, largest_root
 from tracedoc.collector.options import Options
-from tracedoc.collector.probe import loaded, plain, probe
+from tracedoc.collector.probe import FSDP2_HOMES, loaded, plain, probe
 from tracedoc.collector.steps import StepClock, StepLogWriter
 from tracedoc.collector.trial.changes import (
     DDP_HOME,
@@ -35,7 +35,6 @@ from tracedoc.collector.trial.changes import (
     Change,
     read_change,
 )
-from tracedoc.collector.wrappers import FSDP2_HOMES
 from tracedoc.run.manifest import COMPLETE, NOTHING, PART_SUFFIX, PARTIAL, WAITING, write_json
 
 MOST_LOSSES = 4096
