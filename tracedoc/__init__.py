@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tracedoc.frames import frame as frame
     from tracedoc.judge.findings import evaluate
     from tracedoc.pipeline import Options, diagnose, measure, predict
-    from tracedoc.report.diagnosis_figure import figure_of as figure_of
+    from tracedoc.report.figures import figure_of as figure_of
     from tracedoc.report.page import notebook_html as notebook_html
     from tracedoc.report.render import write_report
     from tracedoc.timeline.build import build_timeline
@@ -40,7 +40,7 @@ _HOMES = {
     "predict": ("tracedoc.pipeline", "predict"),
     "write_report": ("tracedoc.report.render", "write_report"),
     # What a Diagnosis shows itself with; it knows no report.
-    "figure_of": ("tracedoc.report.diagnosis_figure", "figure_of"),
+    "figure_of": ("tracedoc.report.figures", "figure_of"),
     "frame": ("tracedoc.frames", "frame"),
     "notebook_html": ("tracedoc.report.page", "notebook_html"),
 }

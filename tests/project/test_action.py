@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tracedoc.report.markdown import MARK
+from tracedoc.report.forges import MARK
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ACTION = yaml.safe_load((REPOSITORY / "action.yml").read_text(encoding="utf-8"))

@@ -21,8 +21,7 @@ from tracedoc.report.charts.detail_tables import (
 )
 from tracedoc.report.charts.drawing import draw
 from tracedoc.report.charts.heat_map import WORDED_STEPS, heat_map, waits_mostly_for
-from tracedoc.report.charts.over_time import MOST_UNIT_ROWS, memory_chart, unit_chart
-from tracedoc.report.charts.scatter import scatter
+from tracedoc.report.charts.over_time import MOST_UNIT_ROWS, memory_chart, scatter, unit_chart
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 from tracedoc.tables import (

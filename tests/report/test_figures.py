@@ -17,8 +17,7 @@ from tracedoc.cli import main
 from tracedoc.diagnosis import BUDGET_PARTS, Detail, Diagnosis
 from tracedoc.diagnosis_json import to_json
 from tracedoc.errors import InputError
-from tracedoc.report.diagnosis_figure import LABEL, diagnosis_figure
-from tracedoc.report.figures import HATCHES, colours
+from tracedoc.report.figures import HATCHES, LABEL, colours, diagnosis_figure
 from tracedoc.report.render import render_file
 from tracedoc.report.view import build_view
 from tracedoc.report.words import STATES

@@ -16,7 +16,7 @@ from tests.example_diagnoses import DIAGNOSES, HOSTILE, sharded
 from tests.golden import HAND_MADE, REFRESH, for_forges
 from tracedoc.diagnosis import BudgetCheck, Diagnosis, Finding
 from tracedoc.errors import Limit
-from tracedoc.report.markdown import MARK, MAX_CHARACTERS, SHOWN_CAUSES, safe
+from tracedoc.report.forges import MARK, MAX_CHARACTERS, SHOWN_CAUSES, safe
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view
 

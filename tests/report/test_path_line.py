@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.example_diagnoses import hostile, sharded
-from tracedoc.report.charts.drawing import draw
+from tracedoc.report.charts.drawing import BESIDE, DEVICE, FAR, HOST, MOST_LEGS, draw, path_lines, path_words
 from tracedoc.report.charts.over_time import TimeScale
-from tracedoc.report.charts.path_line import BESIDE, DEVICE, FAR, HOST, MOST_LEGS, path_lines, path_words
 from tracedoc.report.view import build_view
 from tracedoc.tables import PathStretch
 

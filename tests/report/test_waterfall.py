@@ -15,7 +15,7 @@ from tests.known_runs import diagnosis_of
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.diagnosis_json import to_json
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
-from tracedoc.report.markdown import SHOWN_CAUSES, safe
+from tracedoc.report.forges import SHOWN_CAUSES, safe
 from tracedoc.report.render import render
 from tracedoc.report.split import Segment, with_notes
 from tracedoc.report.terminal import render_text

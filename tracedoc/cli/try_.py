@@ -139,7 +139,7 @@ def try_(
         raise InputError(f"{path} is no folder of a run", "give the folder that tracedoc collect wrote")
     places = targets(report_format, outputs, (path,), SHEET_FORMATS)
     from tracedoc.pipeline import Options
-    from tracedoc.report.trial_sheet import trial_sheet
+    from tracedoc.report.series_sheets import trial_sheet
     from tracedoc.run.manifest import read_manifest
     from tracedoc.trials.fixes import candidates, choose, together
 

@@ -1,4 +1,4 @@
-"""Read the tables of GPUs and links, find rows by the names that people use, and keep what was measured here."""
+"""Read the tables of GPUs and links, find rows by names that people use, and keep what this machine has."""
 
 from __future__ import annotations
 

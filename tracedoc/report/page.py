@@ -41,8 +41,7 @@ from tracedoc.report.charts.detail_tables import (
 )
 from tracedoc.report.charts.drawing import draw
 from tracedoc.report.charts.heat_map import heat_map
-from tracedoc.report.charts.over_time import memory_chart, unit_chart
-from tracedoc.report.charts.scatter import scatter
+from tracedoc.report.charts.over_time import memory_chart, scatter, unit_chart
 from tracedoc.report.clock import place_to_look
 from tracedoc.report.sheet import Sheet
 from tracedoc.report.texts import one_line

@@ -40,11 +40,11 @@ _OBEYED = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 _RENDERERS = {
     "html": ("page", "render_html"),
-    "markdown": ("markdown", "render_markdown"),
-    "sarif": ("ci", "render_sarif"),
-    "junit": ("ci", "render_junit"),
-    "github": ("ci", "render_annotations"),
-    "codequality": ("ci", "render_code_quality"),
+    "markdown": ("forges", "render_markdown"),
+    "sarif": ("forges", "render_sarif"),
+    "junit": ("forges", "render_junit"),
+    "github": ("forges", "render_annotations"),
+    "codequality": ("forges", "render_code_quality"),
 }
 """The module of each format and its function; imported where it is asked for: a page needs jinja2."""
 
@@ -66,7 +66,7 @@ def render_file(diagnosis: Diagnosis, report_format: str, *, redact: bool | None
         from tracedoc.report.perfetto import render_perfetto
 
         return render_perfetto(view)
-    from tracedoc.report.diagnosis_figure import render_figure
+    from tracedoc.report.figures import render_figure
 
     return render_figure(view, report_format)
 

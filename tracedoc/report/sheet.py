@@ -8,7 +8,7 @@ from textwrap import fill
 import msgspec
 
 from tracedoc.report.charts.bars import Box
-from tracedoc.report.markdown import comment, fold, safe
+from tracedoc.report.forges import comment, fold, safe
 from tracedoc.report.texts import one_line, plain
 
 Row = tuple[str, ...]
