@@ -24,6 +24,7 @@ CAUSE_WORDS: dict[str, str] = {
     "host.allocator": "allocation of device memory",
     "host.offload": "parameters, gradients or optimizer on the host",
     "host.launch": "launch overhead on the host",
+    "host.between": "overhead between operators (Python, dispatch)",
     "ranks.compute": "ranks that compute longer than their peers",
     "ranks.host": "ranks whose host is slower than its peers",
     "ranks.input": "ranks whose batch comes later than their peers'",
@@ -61,7 +62,7 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 INHERENT = ("pipeline.bubble",)
 """Causes that a training strategy has by itself: told, but never a warning."""
 
-PACED_BY_HOST = ("host.launch", "host.pause")
+PACED_BY_HOST = ("host.launch", "host.pause", "host.between")
 """Causes that the profiler makes larger: what it records of each call takes the host time."""
 
 WORTH = 0.02

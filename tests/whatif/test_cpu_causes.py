@@ -72,6 +72,19 @@ def test_all_steps_of_a_cpu_run_are_played_also_the_first(tmp_path: Path) -> Non
     assert {one.id: one.share_ms for one in book.ledger.causes}["host.pause"] == pytest.approx(6, abs=0.1)
 
 
+def test_what_lies_between_operators_is_a_cause(tmp_path: Path) -> None:
+    """100 operators of 0.1 ms, 0.05 ms before each: 5 of 15 ms, half of which may be the profiler's."""
+    builder = TraceBuilder(0, 1, device=None)
+    for number in range(4):
+        builder.step(number, 15 * number, 15 * number + 15)
+        for place in range(100):
+            at = 15 * number + 0.15 * place
+            builder.host("aten::mm", at + 0.05, at + 0.15)
+    found = causes(builder.write(tmp_path / "rank-0.json"))
+    assert found["host.between"].alone_ms == pytest.approx((2.5, 5, 7.5), abs=0.2)
+    assert "host.pause" not in found
+
+
 def test_what_one_host_pauses_longer_is_its_own(tmp_path: Path) -> None:
     """40 of its 55 ms are the other's as well, which waits for the rest."""
     found = causes(write(tmp_path, pause_ms=(40, 55)))

@@ -123,6 +123,7 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
             found[Doing.BACKWARD] = spans(Phase.BACKWARD) - nothing
             found[Doing.OUTSIDE] = passes.complement(begin, end) - nothing
         found[Doing.NOTHING] = nothing
+        found[Doing.BETWEEN] = idle - nothing
     return found
 
 

@@ -60,6 +60,7 @@ class Doing(IntEnum):
     DISPATCHING = 8  # gradients are clipped, or parameters updated, that are DTensors
     OUTSIDE = 9  # on a CPU: at operators outside backward passes and the optimizer
     BACKWARD = 10  # on a CPU: at operators of a backward pass
+    BETWEEN = 11  # on a CPU: Python from one operator to the next
 
 
 class Group(IntEnum):

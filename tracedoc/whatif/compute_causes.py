@@ -25,7 +25,7 @@ from tracedoc.whatif.changes.kernels import (
     wasted,
 )
 from tracedoc.whatif.even_ranks import Even, spent
-from tracedoc.whatif.removal import Removal
+from tracedoc.whatif.removal import Removal, Times
 
 
 def compute_causes(run: RunView, program: RunProgram, even: Even) -> dict[str, Removal | None]:
@@ -41,20 +41,19 @@ def compute_causes(run: RunView, program: RunProgram, even: Even) -> dict[str, R
         "compute.recompute": recomputed or _without_kernels(program, even, again),
         "compute.optimizer": fused_updates(program, even.dur),
         "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
-        "compute.beside": _beside(run, program, even),
+        "compute.beside": Removal.of(lag=called_beside(run, program, even), doubt=STACKS_DOUBT),
         "compute.copies": Removal.of(dur=np.where(copies, even.dur, 0)),
         **{f"compute.{name}": wasted(program, even.dur, *waste, others) for name, waste in WASTES.items()},
     }
     return {**found, "compute.padding": _padded(run, program, even, found)}
 
 
-def _beside(run: RunView, program: RunProgram, even: Even) -> Removal | None:
-    """What operators take on a CPU that a function of the script calls beside training."""
+def called_beside(run: RunView, program: RunProgram, even: Even) -> Times:
+    """What operators on a CPU take that the script calls beside training, with short times between them."""
     layout, beside = program.layout, beside_training(run)
     if not layout.is_cpu or beside is None:
-        return None
-    lag = operators_in(layout, even.lag, beside.forward_frac, beside.backward_frac)
-    return Removal.of(lag=lag, doubt=STACKS_DOUBT)
+        return np.zeros_like(even.lag)
+    return operators_in(layout, even.lag, beside.forward_frac, beside.backward_frac)
 
 
 def _padded(

@@ -23,13 +23,13 @@ from tracedoc.whatif.changes.buckets import cap_buckets
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
 from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
-from tracedoc.whatif.changes.host import allocated, synced
+from tracedoc.whatif.changes.host import allocated, operators_in, synced
 from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
 from tracedoc.whatif.changes.reductions import reduce_once
 from tracedoc.whatif.changes.split_units import split_units
-from tracedoc.whatif.compute_causes import compute_causes
+from tracedoc.whatif.compute_causes import called_beside, compute_causes
 from tracedoc.whatif.even_ranks import (
     Even,
     balanced_hosts,
@@ -198,6 +198,10 @@ KNOWN_DOINGS = {
 }
 """Causes that are what the host is known to do between its calls."""
 
+BETWEEN_DOUBT = 0.5
+"""So much of what lies between operators may be the profiler, which records each of them. As much more may go
+with it, as short operators are mostly calls, too. Small models took half as long without the profiler."""
+
 
 def _known(layout: Layout, lag: Times) -> tuple[dict[str, Times], Times]:
     """What of the host's time is known to go to each of :data:`KNOWN_DOINGS`, and what is left."""
@@ -215,14 +219,21 @@ def _of_lags(lags: Mapping[str, Times]) -> dict[str, Removal | None]:
 def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
     """What the host costs; nothing is known of it in a capture without the launches of its kernels.
 
-    On a CPU operators are the work, and the host pauses between them; what it pauses longer than its peers is
-    theirs to tell.
+    On a CPU operators are the work: the host pauses between them, or runs the Python that calls them. What it
+    pauses longer than its peers is theirs to tell.
     """
     layout = program.layout
     if layout.is_cpu:
         known, left = _known(layout, even.lag)
         pause = np.clip(even_pauses(program, even.lag) - known["host.gc"], 0, left)
-        return _family(_of_lags({**known, "host.pause": pause}))
+        between = spent(layout, Doing.BETWEEN, left - pause)
+        # Operators that the script calls beside training go with what lies between them.
+        of_training = 1.0 - called_beside(run, program, even) / np.maximum(
+            operators_in(layout, even.lag, 1, 1), 1
+        )
+        between = np.rint(between * np.clip(of_training, 0, 1)).astype(np.int64)
+        members = {**_of_lags(known), "host.pause": Removal.of(lag=pause)}
+        return _family({**members, "host.between": Removal.of(lag=between, doubt=BETWEEN_DOUBT)})
     if not layout.points or not any("launches" in one.present for one in run.digests):
         return None
     loads = layout.kind == Call.INPUT

@@ -55,7 +55,7 @@ def _code_of(run: RunView, cause: str, told_ms: float) -> str:
     digest = run.representative_digest
     if cause == "compute.beside" and (beside := beside_training(run)) is not None:
         return str(beside.place)
-    if cause != "host.pause" or digest is None:
+    if cause not in ("host.pause", "host.between") or digest is None:
         return ""
     if not digest.is_cpu:
         code = str(host_code(run, digest))
@@ -74,7 +74,8 @@ def place_of(
     place with most of their time. ``told_ms`` is what the cause costs a step: where it takes more than that,
     most of what counts must lie there whichever that is.
     """
-    if code := _code_of(run, cause, told_ms):
+    code = _code_of(run, cause, told_ms)
+    if code or cause == "host.between":  # which lies all over the step
         return code
     found: dict[str, float] = {}
     for place, program in enumerate(programs):

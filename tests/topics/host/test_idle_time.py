@@ -60,6 +60,8 @@ def test_short_pauses_between_operators_on_cpus_are_no_pauses_of_the_script(tmp_
             builder.host("aten::mm", begin + 8 * part + 0.09, begin + 8 * part + 8)
     facts = facts_of_rank(tmp_path, builder)
     assert facts["script_pause_ms"] == pytest.approx(20)
+    assert facts["between_operators_ms"] == pytest.approx(0.9)
+    assert facts["operators_per_step"] == 10
     assert facts["unexplained_idle_ms"] == pytest.approx(20.9)
 
 

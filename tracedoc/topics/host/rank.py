@@ -26,6 +26,7 @@ from tracedoc.trace.kernels import MATRIX
 from tracedoc.values import Unknown, Value, needed, once
 
 NO_LAUNCH = Unknown("no launch belongs to the step")
+ON_GPUS = Unknown("on a GPU host_away_idle_ms says as much")
 
 LAUNCH_NS = 10_000
 """Issuing one PyTorch kernel takes the host 5 to 10 us."""
@@ -182,13 +183,34 @@ def unexplained_idle_ms(timeline: RankTimeline) -> Value:
 def script_pause_ms(timeline: RankTimeline) -> Value:
     """Idle time of the median step of a CPU run without a cause, in pauses of 0.1 ms and longer.
 
-    Shorter ones lie between operators: Python that calls them.
+    Shorter ones are :func:`between_operators_ms`.
     """
-    if not timeline.is_cpu:
-        return Unknown("on a GPU host_away_idle_ms says as much")
-    idle = needed(idle_of_cause(timeline, "unknown"))
-    long = idle.ends - idle.starts >= CPU_IDLE_NS
-    return int((idle.ends - idle.starts)[long].sum()) / 1e6
+    return _without_operators(timeline).at_least(CPU_IDLE_NS).total_ns / 1e6
+
+
+@rank_fact(unit="ms", needs=("kernels",))
+def between_operators_ms(timeline: RankTimeline) -> Value:
+    """Idle time of the median step of a CPU run between operators: the Python that calls one after the other.
+
+    Pauses of 0.1 ms and longer are :func:`script_pause_ms`.
+    """
+    idle = _without_operators(timeline)
+    return (idle.total_ns - idle.at_least(CPU_IDLE_NS).total_ns) / 1e6
+
+
+@rank_fact(unit="count", needs=("kernels",))
+def operators_per_step(timeline: RankTimeline) -> Value:
+    """Operators of the median step of a CPU run that the training thread calls one after the other."""
+    if not timeline.is_cpu or timeline.activity is None:
+        return Unknown("a GPU computes")
+    if timeline.judged is None:
+        return NO_STEP
+    return len(timeline.activity.compute.clip(timeline.judged.start_ns, timeline.judged.end_ns))
+
+
+def _without_operators(timeline: RankTimeline) -> Spans:
+    """The idle time of the median step of a CPU run that has no cause."""
+    return needed(idle_of_cause(timeline, "unknown") if timeline.is_cpu else ON_GPUS)
 
 
 @rank_fact(unit="count", needs=("gpu", "kernels"))

@@ -70,8 +70,9 @@ def batch_work(program: RunProgram, unfilled_ns: float = 0.0) -> tuple[Int64Arra
     lag = np.zeros(layout.points, dtype=np.int64)
     if layout.is_cpu:
         lag = np.where(np.isin(layout.part, PASSES), program.lag, 0).astype(np.int64)
-        points, paused = layout.at(Doing.NOTHING)
-        lag[points] -= np.minimum(paused, lag[points])
+        for doing in (Doing.NOTHING, Doing.BETWEEN):
+            points, ns = layout.at(doing)
+            lag[points] -= np.minimum(ns, lag[points])
     return growing(dur, unfilled_ns), growing(lag, unfilled_ns)
 
 
