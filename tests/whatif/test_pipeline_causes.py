@@ -95,10 +95,15 @@ def test_a_heavy_stage_costs_the_same_in_short_captures_and_without_a_rank(
     assert found.ranks == (0, 1)
 
 
-@pytest.mark.parametrize("missing", range(4))
-def test_a_bubble_before_a_stage_that_is_missing_is_the_schedule_s(missing: int, tmp_path: Path) -> None:
-    """Its neighbours wait for a stage of which nothing was captured no longer than equal stages wait."""
-    truth = Truth(replace(JOB, micro_batches=4, jitter=0.02))
+@pytest.mark.parametrize(("missing", "mib"), [(0, 8), (1, 8), (2, 8), (3, 8), (1, 1024)])
+def test_a_bubble_before_a_stage_that_is_missing_is_the_schedule_s(
+    missing: int, mib: int, tmp_path: Path
+) -> None:
+    """Its neighbours wait for a stage of which nothing was captured no longer than equal stages wait.
+
+    A large activation takes every stage as long, those that are missing as well.
+    """
+    truth = Truth(replace(JOB, micro_batches=4, jitter=0.02, activation_mib=float(mib)))
     write_traces(truth.played, truth.job.ranks, tmp_path, Capture(missing=(missing,)))
     uneven = causes(tracedoc.diagnose(tmp_path)).get("pipeline.imbalance")
     assert uneven is None or uneven.share_ms < NEAR * truth.step_ms

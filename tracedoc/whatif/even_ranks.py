@@ -231,7 +231,8 @@ def waits_beyond_schedule(program: RunProgram, even: Even) -> Times:
     """What sends and receives whose other end was not captured take beyond the bubble of the schedule.
 
     A stage of which no rank was captured is slow where the step takes longer than the passes of the longest
-    one that was, and that bubble. Nothing is known of it where the number of micro-batches is not.
+    one that was, what travels between two stages meanwhile, and that bubble. Nothing is known of it where the
+    stages or the number of micro-batches are not.
     """
     layout, joins = program.layout, program.layout.joins
     lone = np.where(between_stages(program) & ~joins.complete, program.transfer, 0)
@@ -239,6 +240,9 @@ def waits_beyond_schedule(program: RunProgram, even: Even) -> Times:
         return np.zeros_like(lone)
     passes = [passes_of(program, place)[0] for place in range(len(layout.ranks))]
     longest = max(float(program.dur[events].sum()) for events in passes)
+    # Each of two neighbours has its part of what they send each other.
+    sent = between_stages(program) & joins.complete
+    longest += float(np.bincount(joins.group[sent], weights=program.transfer[sent]).max(initial=0.0))
     beyond = max(max(one.step_ns for one in layout.notes) - longest / (1.0 - even.bubble_frac), 0.0)
     rank = layout.rank_of_event(joins.event)
     waits = np.bincount(rank, weights=lone, minlength=len(layout.ranks))[rank]

@@ -425,7 +425,7 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     dur = _taken(even.dur, balanced_stages(program, even))
     lag = _taken(even.lag, balanced_hosts(program, even)) if program.layout.is_cpu else None
     moved, unseen = dur.any() or (lag is not None and lag.any()), transfer - sent
-    if not all(even.stages):
+    if even.bubble_frac is None or not all(even.stages):
         unseen = waits_beyond_schedule(program, even)
         moved = moved or unseen.any()
     members = {
