@@ -28,7 +28,7 @@ RUNS = {
     "hsdp": ("FSDP2 HSDP (reshard after forward)", "fsdp2", "hybrid-full"),
     "fsdp1": ("FSDP1 (FULL_SHARD)", "fsdp1", "full"),
     "fsdp1_sgo": ("FSDP1 (SHARD_GRAD_OP)", "fsdp1", "gradients"),
-    "tp": ("tensor parallel", "tensor-parallel", "unknown"),
+    "tp": ("tensor parallel (TP 2)", "tensor-parallel", "unknown"),
     "pp": ("pipeline parallel (1F1B, 4 micro-batches)", "pipeline", "unknown"),
     "ac": ("DDP", "ddp", "none"),
     "comp": ("DDP", "ddp", "none"),
@@ -208,6 +208,16 @@ CASES: dict[str, tuple[StrategySigns, int | None, str, str]] = {
     "layers that are split by hand": (
         signs_of(moved("all_reduce", F, 4, MIB), moved("all_reduce", B, 5, MIB)), 8,
         "tensor parallel", "tensor-parallel",
+    ),
+    "layers that two ranks share, and four replicas": (
+        signs_of(
+            moved("all_reduce", F, 4, MIB, size=2), moved("all_reduce", B, 4, MIB, size=2),
+            moved("all_reduce", B, 2, size=4),
+        ), 8, "tensor parallel (TP 2, DP 4)", "tensor-parallel",
+    ),
+    "layers that two of eight ranks share, and no sign of replicas": (
+        signs_of(moved("all_reduce", F, 4, MIB, size=2), moved("all_reduce", B, 4, MIB, size=2)), 8,
+        "tensor parallel (TP 2)", "tensor-parallel",
     ),
     "layers that are split by hand, and their sequences": (
         signs_of(

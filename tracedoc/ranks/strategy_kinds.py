@@ -9,6 +9,7 @@ import msgspec
 
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.strategy_signs import SHARDED_MARKS, StrategySigns, Traffic
+from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.units import format_bytes
 
 BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
@@ -346,7 +347,25 @@ def tensor_parallel(signs: StrategySigns, world_size: int | None) -> Claim | Non
         f"{ahead} collectives a step in forward and {back} in backward ({', '.join(parts)})", why,
     )  # fmt: skip
     name = "tensor parallel with sequence parallelism" if sequence else "tensor parallel"
-    return Claim(name, "tensor-parallel", "unknown", confidence, evidence)
+    degrees = _degrees(signs, {t.group_size for t in (*forward, *backward)}, world_size)
+    return Claim(name + degrees, "tensor-parallel", "unknown", confidence, evidence)
+
+
+def _degrees(signs: StrategySigns, sizes: set[int | None], world_size: int | None) -> str:
+    """How many ranks share a layer, and how many replicas there are, in brackets; "" where it is not known.
+
+    Those that share no layer are replicas where groups of as many reduce in the backward pass, and nothing is
+    sent from one rank to another.
+    """
+    if len(sizes) > 1 or None in sizes or world_size is None:
+        return ""
+    (shares,) = sizes
+    assert shares is not None
+    replicas, others = divmod(world_size, shares)
+    reduce = signs.select(("all_reduce", "reduce_scatter"), *BACKWARD, Phase.OTHER)
+    if others or replicas == 1 or signs.select(P2P_OPS) or not any(t.group_size == replicas for t in reduce):
+        return f" (TP {shares})"
+    return f" (TP {shares}, DP {replicas})"
 
 
 def _by_hand(signs: StrategySigns) -> tuple[list[Traffic], list[Traffic]]:
