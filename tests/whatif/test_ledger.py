@@ -256,6 +256,22 @@ def test_a_wait_right_before_a_pause_may_go_with_it(tmp_path):
     assert pause.alone_ms == pytest.approx((9.9, 9.9, 13.2), abs=0.2)
 
 
+def test_what_a_late_rank_pauses_longer_may_be_the_same_code(tmp_path):
+    """Every rank is away for 10 ms before it reduces, and rank 1 for 20 ms more: of it at best all 30 go."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        for one in range(40):
+            at = start + 0.1 * one
+            builder.kernel(PRODUCT, at + 0.01, at + 0.03, launch_ms=at)
+        called = start + 14.0 + 20.0 * rank
+        builder.collective("allreduce", called + 0.01, start + 35.0, nbytes=MIB, launch_ms=called)
+        builder.runtime("cudaStreamSynchronize", called + 0.05, start + 35.01)
+        return start + 35.0
+
+    pause = one_of(ledger_of(tmp_path, draw), "host.pause")
+    assert pause.alone_ms == pytest.approx((9.9, 9.9, 29.9), abs=0.3)
+
+
 def test_two_limits_of_equal_length_hide_each_other(tmp_path):
     """Launches take 40 ms, communication beside them 40, compute 4: either alone gives nothing, both 36."""
 

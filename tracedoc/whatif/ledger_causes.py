@@ -245,7 +245,9 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     lag -= spent(layout, Doing.OFFLOADED, lag)
     known, left = _known(layout, lag)
     pause = pauses(program, left)
-    pauses_less = Removal.of(lag=pause)
+    # What a late rank pauses longer than its peers may be the same code.
+    as_it_is = pauses(program, _known(layout, program.lag - spent(layout, Doing.OFFLOADED, program.lag))[1])
+    pauses_less = Removal.of(lag=pause, perhaps=as_it_is)
     if pauses_less is not None and waited is not None and waited.dropped is not None:
         # What looks at a value is also why the host waits for it.
         pauses_less = replace(pauses_less, unasked=waits_before(layout, waited.dropped, pause))
