@@ -1,4 +1,4 @@
-"""Facts of the run about what waits for gathers and reduce-scatters of sharded units, and why."""
+"""Facts of the run about sharded units: their messages, and what waits for gathers and reduce-scatters."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.collective_table import NO_TIME
 from tracedoc.timeline.shards.shard_units import FORWARD, Units
 from tracedoc.timeline.shards.times import CallTimes, UnitTable
+from tracedoc.topics.communication.run import latency_bound_bytes
+from tracedoc.topics.links.run import leaves_node
 from tracedoc.topics.sharding.rank import NOT_SHARDED, NOT_TIMED
 from tracedoc.trace.distinct import distinct
-from tracedoc.values import Unknown, needed
+from tracedoc.values import Unknown, Value, needed
 
 
 def table_of(digest: RankDigest) -> UnitTable | Unknown:
@@ -130,3 +132,61 @@ def _forward(units: Units) -> Int64Array:
 def _next(times: Int64Array, after: Int64Array) -> Int64Array:
     """The first of sorted ``times`` at or after each instant, or NEVER."""
     return np.append(times, NEVER)[np.searchsorted(times, after)]
+
+
+@digest_fact(unit="fraction", needs=("collectives",))
+def latency_bound_gathers_frac(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Share of the median step's parameter gathers that are too small to use the link.
+
+    Latency-bound is as in :func:`latency_bound_frac`; gathers without a size are left out.
+    """
+    calls = needed(table_of(digest)).units.gathers
+    limit = needed(latency_bound_bytes(run, digest))
+    mine = (calls.step == step.index) & (calls.nbytes > 0)
+    small = calls.nbytes[mine] < limit[calls.row[mine]]
+    return float(small.mean()) if small.size else Unknown("the gathers carry no sizes")
+
+
+@digest_fact(
+    unit="ms",
+    needs=("kernels", "collectives"),
+    interval="gather or reduce-scatter with no compute beside it",
+)
+def sharded_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in gathers and reduce-scatters of units, less known waiting."""
+    needed(table_of(digest))
+    return run.exposed_transfer(digest, step, _rows(digest))
+
+
+@digest_fact(
+    unit="ms",
+    needs=("kernels", "collectives"),
+    interval="gather of the backward pass with no compute beside it",
+)
+def regather_exposed_ms(run: RunView, digest: RankDigest, step: StepDigest) -> Spans | Unknown:
+    """Exposed time of the median step in gathers of the backward pass, less known waiting."""
+    calls = needed(table_of(digest)).units.gathers
+    return run.exposed_transfer(digest, step, calls.row[calls.phase != FORWARD])
+
+
+def _rows(digest: RankDigest) -> npt.NDArray[np.bool_]:
+    """A mask of the rank's collectives that move sharded parameters or their gradients."""
+    mine = np.zeros(len(digest.collectives), dtype=np.bool_)
+    if digest.units is not None:
+        mine[digest.units.units.gathers.row] = True
+        mine[digest.units.units.reductions.row] = True
+    return mine
+
+
+# -- nodes
+
+
+@digest_fact(unit="bool", needs=("collectives",))
+def gathers_leave_node(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Whether parameters are gathered over several nodes, though GPUs inside a node have a faster link.
+
+    By the group that gathers most bytes. A node is a host: NVLink and xGMI end there, but for racks whose
+    NVLink spans hosts (GB200, GB300) and boards that differ in it (GH200), for which this is unknown. False
+    where a host has one rank of the group only, and where GPUs are joined by PCIe.
+    """
+    return leaves_node(run, digest, needed(table_of(digest)).units.gathers.row)

@@ -13,7 +13,7 @@ from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.step.rank import LONGER, longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.topics.step.run import WARMUP_STEPS
-from tracedoc.topics.straggler.between_meetings import own_times
+from tracedoc.topics.straggler.late_ranks import own_times
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, needed, once
 
