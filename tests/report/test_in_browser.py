@@ -20,6 +20,7 @@ from tracedoc.report.render import write_report
 from tracedoc.report.sheet import Sheet, SheetBar, SheetTable
 from tracedoc.report.view import build_view
 from tracedoc.report.words import STATES
+from tracedoc.tables import PhaseRow
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -204,7 +205,8 @@ def test_no_word_is_broken_and_nothing_is_cut(browser: Browser, pages: Path, wid
     )
     least = LedgerCause("input.copies", 0.1, (0.1, 0.1, 0.1), 0.1)
     ledger = Ledger(400.0, 399.5, 0.0, (LedgerCause("host.sync", 0.4, (0.4, 0.4, 0.4), 0.4), least))
-    whole = replace(diagnosis, findings=(late, *diagnosis.findings[1:]), ledger=ledger)
+    detail = replace(diagnosis.detail, phases=(PhaseRow("recompute", 120.0, 101.0, 101.0, 101.0),))
+    whole = replace(diagnosis, findings=(late, *diagnosis.findings[1:]), ledger=ledger, detail=detail)
     write_report(whole, str(pages / "late.html"))
     (pages / "compared.html").write_text(sheet_page(compared()), encoding="utf-8")
     for name in ("late", "healthy", "cpu", "compared"):

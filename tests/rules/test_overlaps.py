@@ -59,7 +59,8 @@ def test_a_hidden_finding_whose_fix_helps_leaves_what_it_saves_alone_to_that() -
     """After two findings mending it saves 2 ms, and nothing alone; its fix saves 27 ms today."""
     found = replace(finding("syncs", 40.0), cost_ms=1.0, alone_ms=0.0, beyond_ms=2.0)
     fix = Predicted("fuse-optimizer", (72.0, 73.0, 74.0), (26.0, 27.0, 28.0), "host", "high")
-    words = "costs 2 ms of the 100 ms step (2 %) once findings 1-2 are mended, which hide it today"
+    words = "costs 2 ms of the 100 ms step (2 %) once findings 1-2 are mended"
+    assert cost_text(found, 100.0, number=3) == f"{words}, which hide it today"
     assert cost_text(found, 100.0, fix, number=3) == f"{words}; its fix also saves time of other causes"
     less = Predicted("fuse-optimizer", (97.6,) * 3, (2.4,) * 3, "host", "high")
     assert cost_text(found, 100.0, less, number=3) == words

@@ -21,7 +21,7 @@ from tracedoc.judge.without_warning import (
     number,
     pair_words,
 )
-from tracedoc.ledger import INHERENT, PACED_BY_HOST, Ledger, Range
+from tracedoc.ledger import INHERENT, PACED_BY_HOST, UNSPLIT, Ledger, Range
 from tracedoc.predicted import LEAST_SHARE, SAME_SAMPLES, PlanStep, as_runs_differ
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.capture.run import cuda_graph_launches, unprofiled_step_ms
@@ -276,6 +276,8 @@ def outcome(
         return f"{first.title}{precision}: {change}{same_work}{also}."
     if first is not None and batch is not None and batch.predicted is not None and first.predicted is None:
         change = format_step_change(batch.predicted.before_ms, batch.predicted.step_ms)
+        if ledger is not None and any(one.id == UNSPLIT and one.told_by for one in ledger.causes):
+            return f"{first.title}; if no peer is late, {lowered(batch.title)}: {change}{SAME_SAMPLES}."
         return f"{batch.title}: {change}{SAME_SAMPLES}; for what is left, {lowered(first.title)}."
     if first is not None and all(one.gain is None for one in named):
         return f"{first.title}: what that saves cannot be told from this run."

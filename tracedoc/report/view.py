@@ -169,6 +169,12 @@ def _unplanned(plan: Sequence[PlanStep], findings: Sequence[FindingView]) -> Ite
             if fix.after_plan_ms is not None:
                 after = format_step_change(plan[-1].step_ms[1], fix.after_plan_ms)
                 yield f"after these, {lowered(what)}: {after}; {changes}"
+            elif (
+                fix.predicted is not None
+                and fix.predicted.step_ms[1] >= plan[-1].step_ms[1]
+                and item.number > 1
+            ):
+                continue  # the plan gives more
             elif played := played_text(fix.predicted):
                 yield f"or {lowered(what)}: {played}; {changes}"
             else:

@@ -126,9 +126,10 @@ def cost_text(
     elif finding.is_pair and overlaps:
         costs += f" together with {overlaps}: each hides the other, and mending this one alone saves {alone}"
     elif finding.alone_ms is not None and is_hidden(finding.told_ms, finding.alone_ms):
-        hides = "is mended, which hides" if number == 2 else "are mended, which hide"
-        costs += f" once {before} {hides} it today"
-        if finding.alone_ms > 0 and (fix is None or not fix.helps):
+        mended, hides = ("is mended", "hides") if number == 2 else ("are mended", "hide")
+        helps = fix is not None and fix.helps
+        costs += f" once {before} {mended}{'' if helps else f', which {hides} it today'}"
+        if finding.alone_ms > 0 and not helps:
             costs += f"; alone it saves {alone}"
     elif finding.together_ms is not None and overlaps:
         costs += f", {format_ms(finding.together_ms)} together with {overlaps}, which it hides"
