@@ -82,6 +82,7 @@ PRINTED = (
     "exposed", "overlap", "part of another finding", "not applicable", "not judged", "passed", "found",
     "what costs the step", "launched", "compute to hide behind", "stall", "unit", "share", "alone", "last",
     "critical path", "today's step", "only once those above are mended", "together", "costs", "HFU",
+    "each hides the other", "alone it saves nothing", "its fix also saves time of other causes",
     "mean step", "smaller causes", "no effect", "slower", "not decided",
 )  # fmt: skip
 

@@ -97,7 +97,7 @@ def _costs(
     apart = [(ms, one) for ms, one in large if not is_told(one, told)]
     ofs = [f" of the {format_ms(step)} step", *[""] * len(apart)]
     parts = [
-        f"{_short_name(one)}: {format_ms(ms)}{of}{pair_words(one)}"
+        f"{_short_name(one)}{pair_words(one)}: {format_ms(ms)}{of}"
         for (ms, one), of in zip(apart, ofs, strict=False)
     ]
     said = "; ".join(parts)
@@ -107,8 +107,8 @@ def _costs(
 
 
 def pair_words(finding: Finding) -> str:
-    """That a finding costs its time together with the one that it hides, and that hides it; else ""."""
-    return f" together with {finding.overlaps}, as each hides the other" if finding.is_pair else ""
+    """The cause that a finding hides, and that hides it, beside its own name; else ""."""
+    return f" and {finding.overlaps}" if finding.is_pair else ""
 
 
 def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:
