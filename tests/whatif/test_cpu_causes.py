@@ -15,7 +15,7 @@ from tracedoc.play.run_program import Scenario
 from tracedoc.predicted import Predicted
 from tracedoc.testing import TraceBuilder
 from tracedoc.whatif.changes.buckets import _on_shared_cores
-from tracedoc.whatif.changes.extra_messages import _woken_by
+from tracedoc.whatif.changes.order import _woken_by
 from tracedoc.whatif.ledger import book_of
 
 

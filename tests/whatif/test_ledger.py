@@ -18,8 +18,7 @@ from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.pipeline import Options
 from tracedoc.testing import TraceBuilder
 from tracedoc.whatif.ledger import alone_of, make_ledger
-from tracedoc.whatif.ledger_entries import Entry, Weights, split_by_size
-from tracedoc.whatif.ledger_pairs import find_pairs, related
+from tracedoc.whatif.ledger_entries import Entry, Weights, find_pairs, related, split_by_size
 from tracedoc.whatif.ledger_steps import StepsApart
 
 MIB = 1 << 20

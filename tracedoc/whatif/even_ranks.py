@@ -19,8 +19,7 @@ from tracedoc.topics.pipeline.balance import slow_stages
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.change import Mask
-from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, evened, usual_host
-from tracedoc.whatif.changes.scale_out import POINT_TO_POINT
+from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, POINT_TO_POINT, evened, usual_host
 from tracedoc.whatif.removal import Times
 
 

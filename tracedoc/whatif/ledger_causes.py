@@ -19,16 +19,18 @@ from tracedoc.step.program import Call, Cause, Doing, Group, narrow
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.communication.run import comm_split
 from tracedoc.trace.vocabulary import busbw_factor
-from tracedoc.whatif.changes.buckets import cap_buckets
+from tracedoc.whatif.changes.buckets import cap_buckets, reduce_once
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
-from tracedoc.whatif.changes.extra_messages import no_extra_messages
 from tracedoc.whatif.changes.gathers import unit_gathers
 from tracedoc.whatif.changes.host import allocated, operators_in, synced
-from tracedoc.whatif.changes.merged_units import merge_units
 from tracedoc.whatif.changes.offloading import no_offload
-from tracedoc.whatif.changes.order import deferred_reductions, gather_in_time, reduce_when_ready
-from tracedoc.whatif.changes.reductions import reduce_once
-from tracedoc.whatif.changes.split_units import split_units
+from tracedoc.whatif.changes.order import (
+    deferred_reductions,
+    gather_in_time,
+    no_extra_messages,
+    reduce_when_ready,
+)
+from tracedoc.whatif.changes.units import merge_units, split_units
 from tracedoc.whatif.compute_causes import called_beside, compute_causes
 from tracedoc.whatif.even_ranks import (
     Even,

@@ -9,18 +9,15 @@ import msgspec
 from tracedoc.errors import ChangeError, did_you_mean
 from tracedoc.whatif.changes import (
     buckets,
-    extra_messages,
     gathers,
     host,
     kernels,
-    merged_units,
     offloading,
+    order,
     ranks,
-    reductions,
-    scale_out,
-    split_units,
     stages,
     transfers,
+    units,
 )
 from tracedoc.whatif.changes.change import Change, Value, checked_values
 
@@ -28,18 +25,15 @@ CHANGES: dict[str, Change] = {
     change.name: change
     for module in (
         transfers,
-        reductions,
-        extra_messages,
+        order,
         buckets,
         gathers,
-        merged_units,
-        split_units,
+        units,
         offloading,
         host,
         kernels,
         stages,
         ranks,
-        scale_out,
     )
     for change in vars(module).values()
     if isinstance(change, Change)
