@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.play.drawn_programs import draw_run
-from tracedoc.play.contention import OverlapShare, slow_down
+from tracedoc.play.player import OverlapShare, slow_down
 from tracedoc.play.run_program import CollectiveParts, Scenario
 from tracedoc.play.scenarios import as_scenario, split_transfers, with_batches
 from tracedoc.step.program import UNKNOWN_SHARE

@@ -23,7 +23,7 @@ from tracedoc.judge.rule_cache import builtin_directory
 MOST_FILES_OF_A_ROOM = 20
 """Python files beside each other in a folder."""
 SHORT_FILE = 60
-MOST_SHORT_FILES = 14
+MOST_SHORT_FILES = 8
 """Files of less than ``SHORT_FILE`` lines that could stand with what uses them."""
 MOST_LINES_OF_A_FILE = 500
 

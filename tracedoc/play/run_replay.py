@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -16,10 +16,40 @@ from tracedoc.play.player import Played, Player
 from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
 from tracedoc.play.solver import Cyclic
-from tracedoc.ranks.core_waits import core_waits
 from tracedoc.ranks.run_view import RunView, meet_rarely
+from tracedoc.run.job import Job
 from tracedoc.step.program import RankProgram
 from tracedoc.step.rank_digest import RankDigest
+
+
+def core_waits(job: Job, ranks: Container[int]) -> tuple[float, float]:
+    """Of the time in which training threads could run, what they waited for cores that the job's had.
+
+    The least and the most, as shares. Most is all that they waited; least what is left if they waited for as
+    large a share as other processes had of the host, 0 where that is not counted.
+    """
+    known = [one for one in job.ranks if one.rank in ranks]
+    waited = sum(one.training_thread.get("waited_us", 0) for one in known)
+    could = waited + sum(one.training_thread.get("ran_us", 0) for one in known)
+    if not could:
+        return 0.0, 0.0
+    taken = max(_taken_frac(job, host) for host in {one.host for one in known})
+    return max(waited / could - taken, 0.0), waited / could
+
+
+def _taken_frac(job: Job, host: str) -> float:
+    """The share of a host's processors that others than ranks and their loaders had, 1 if unknown."""
+    ranks = [one for one in job.ranks if one.host == host]
+    time, idle, user, system = (
+        sum(one.counters.get(name, 0) for one in ranks)
+        for name in ("host.cpu_us", "host.idle_us", "process.user_us", "process.system_us")
+    )
+    loaders = [one.machine.loader for one in ranks if one.machine.loader is not None]
+    workers = sum(worker.get("ran_us", 0) for one in loaders for worker in one.workers)
+    # Each rank counted the host.
+    own = (user + system + workers) * len(ranks)
+    return max(time - idle - own, 0) / time if time else 1.0
+
 
 UNSURE, WRONG = 0.02, 0.05
 """A replay that misses the measured step by more than these shares is of low confidence, or none."""
