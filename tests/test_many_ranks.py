@@ -40,7 +40,7 @@ def many(sample_traces: Path, tmp_path_factory: pytest.TempPathFactory) -> Diagn
 
 def test_every_rank_is_judged_and_every_group_matched(many: Diagnosis):
     assert many.run.ranks_seen == tuple(range(RANKS))
-    assert many.limits == ()
+    assert [one.code for one in many.limits] == ["host-profiled"]
     waits = many.facts["exposed_comm_unsplit_ms"].values
     assert set(waits.values()) == {0.0}
 

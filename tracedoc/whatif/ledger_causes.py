@@ -247,16 +247,14 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     lag -= spent(layout, Doing.OFFLOADED, lag)
     known, left = _known(layout, lag)
     pause = pauses(program, left)
-    # What a late rank pauses longer than its peers may be the same code.
+    # What a late rank pauses longer may be the same code, and what looks at a value why hosts wait for it.
     as_it_is = pauses(program, _known(layout, program.lag - spent(layout, Doing.OFFLOADED, program.lag))[1])
-    pauses_less = Removal.of(lag=pause, perhaps=as_it_is)
-    if pauses_less is not None and waited is not None and waited.dropped is not None:
-        # What looks at a value is also why the host waits for it.
-        pauses_less = replace(pauses_less, unasked=waits_before(layout, waited.dropped, pause))
+    asked = None if waited is None else waited.dropped
+    unasked = None if asked is None else waits_before(layout, asked, pause)
     return _family(
         {
             **_of_lags(known),
-            "host.pause": pauses_less,
+            "host.pause": Removal.of(lag=pause, perhaps=as_it_is, unasked=unasked) if pause.any() else None,
             "host.sync": waited,
             "host.allocator": allocates,
             "host.launch": Removal.of(lag=left - pause),

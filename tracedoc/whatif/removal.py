@@ -62,6 +62,7 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
         cls,
         *,
         dropped: Mask | None = None,
+        unasked: Mask | None = None,
         alone: Mask | None = None,
         doubt: float = 0.0,
         **columns: Times | None,
@@ -69,7 +70,9 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
         """What goes, of whole columns, which have 0 where nothing does; ``None`` if nothing goes."""
         parts = {name: Part.of(one) for name, one in columns.items() if one is not None and one.any()}
         masks = [one is not None and one.any() for one in (dropped, alone)]
-        return cls(parts, dropped=dropped, alone=alone, doubt=doubt) if parts or any(masks) else None
+        if not parts and not any(masks):
+            return None
+        return cls(parts, dropped=dropped, unasked=unasked, alone=alone, doubt=doubt)
 
 
 class OverSteps(msgspec.Struct, frozen=True, eq=False):
