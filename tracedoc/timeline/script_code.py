@@ -58,7 +58,8 @@ class CodePlace(msgspec.Struct, frozen=True):
 
     ``line`` is where the function begins; file and line are "" and 0 for a range that ``record_function``
     names. ``loading`` marks time in the data loader. ``call`` is what the function calls in that time,
-    as ``sleep``: only of a function that runs the whole step, whose name alone would say nothing.
+    as ``sleep``: only of a function that runs the whole step, whose name alone would say nothing. ``trains``
+    marks one that calls the model or an optimizer itself.
     """
 
     file: str
@@ -67,6 +68,7 @@ class CodePlace(msgspec.Struct, frozen=True):
     loading: bool
     time_ns: int
     call: str = ""
+    trains: bool = False
 
     def __str__(self) -> str:
         if not self.file and self.function in (LOADER, STOPPED):
@@ -148,9 +150,12 @@ def places_in(
     owners = owners_of(trace, frames)
     if not through_calls:
         owners |= {index: OPAQUE for index in owners if trace.names[index].startswith("<")}
-    loops = _loops_of_libraries(trace, frames, threads, owners)
+    training = _functions_of_training(trace, frames, threads)
+    loops = {name: place for name, place in training.items() if owners[name] == THROUGH}
+    trains = {_function(place) for place in training.values()}
     found = []
     for place, spans in when_innermost(trace, frames, threads, wanted, owners, loops):
+        place = msgspec.structs.replace(place, trains=not place.call and _function(place) in trains)
         spans = spans & wanted
         inside = (spans & loading).total_ns
         found.append(msgspec.structs.replace(place, loading=True, time_ns=inside))
@@ -192,17 +197,14 @@ def when_innermost(
             yield msgspec.structs.replace(place, call=call), Spans.from_pairs(pairs)
 
 
-def _loops_of_libraries(
-    trace: Trace, frames: np.ndarray, threads: np.ndarray, owners: Mapping[int, CodePlace | str]
-) -> dict[int, CodePlace]:
-    """The functions of libraries that run the steps, as a trainer's, by their names.
+def _functions_of_training(trace: Trace, frames: np.ndarray, threads: np.ndarray) -> dict[int, CodePlace]:
+    """The functions that call the model or an optimizer, a trainer's of a library too, by their names.
 
-    Such a one calls the model or an optimizer: it is no call of the script's to take out of the step.
+    Such a one is nothing to take out of the step.
     """
     marks = trace.rows_named(lambda name: name.startswith(CALLS_OF_TRAINING), Kind.PYTHON, Kind.ANNOTATION)
     begun = np.sort(trace.ts_ns[marks[is_among(trace.thread[marks], threads)]])
-    of_library = is_among(trace.name[frames], [name for name, owner in owners.items() if owner == THROUGH])
-    rows = frames[of_library & is_among(trace.thread[frames], threads)]
+    rows = frames[is_among(trace.thread[frames], threads)]
     holds = np.searchsorted(begun, trace.end_ns[rows]) > np.searchsorted(begun, trace.ts_ns[rows], "right")
     of_name = {name: place_of_frame(trace.names[name]) for name in distinct(trace.name[rows]).tolist()}
     # A call that runs since before the recording has another line.

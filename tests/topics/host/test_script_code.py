@@ -74,3 +74,19 @@ def test_a_rank_that_is_in_it_for_longer_does_not_make_the_others_be(tmp_path: P
     facts = diagnosed(tmp_path, 40, ranks=(1,)).facts
     assert facts["script_code"].values == {"0": "none", "1": "the range `encode`"}
     assert facts["script_code_ms"].values == {"0": 0.0, "1": pytest.approx(40)}
+
+
+@pytest.mark.parametrize(
+    ("begins", "fix"), [(0, "Let PyTorch do what lines of `update`"), (60, "Take `update`")]
+)
+def test_a_function_that_calls_the_optimizer_cannot_go_as_a_whole(
+    tmp_path: Path, begins: float, fix: str
+) -> None:
+    """The optimizer runs until 59 ms, and no operator from 60 to 90 ms, which `update` has."""
+    (builder,) = parse_lanes("step: 100\ncompute 0-60 x20  90-100", ranks=1, device=None, steps=STEPS)
+    for start in range(0, 100 * STEPS, 100):
+        builder.host("train.py(9): update", start + begins, start + 90, category="python_function")
+        builder.host("Optimizer.step#SGD.step", start + 50, start + 59, category="user_annotation")
+    found = diagnose([builder.write(tmp_path / "rank-0.json")], Options(jobs=1)).findings
+    (told,) = [one for one in found if one.rule_id == "script-code"]
+    assert told.fixes[0].title.startswith(fix)

@@ -265,6 +265,13 @@ def script_code(run: RunView, digest: RankDigest) -> Value:
     return str(script_place(run, digest.rank) or "none")
 
 
+@ranks_fact(unit="bool", needs=("host_ops",))
+def script_code_trains(run: RunView, digest: RankDigest) -> Value:
+    """Whether :func:`script_code` calls the model or an optimizer itself: its own lines take the time."""
+    place = script_place(run, digest.rank)
+    return place is not None and place.trains
+
+
 @ranks_fact(unit="ms", needs=("host_ops", unexplained_idle_ms))
 def script_code_ms(run: RunView, digest: RankDigest) -> Value:
     """Time of a step in which no operator runs because the host is in :func:`script_code`, at most.
