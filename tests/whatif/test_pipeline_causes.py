@@ -6,13 +6,17 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import tracedoc
 from tests.simulated.spec import Fault, Job
 from tests.simulated.traces import Capture, write_traces
 from tests.simulated.truth import Truth
+from tracedoc.whatif.changes.stages import _meeting
 
 JOB = Job(
     7, "pipeline", ranks=4, stages=4, layers=8, micro_batches=8, steps=4, kernels=4, layer_ms=4.0,
@@ -207,3 +211,13 @@ def test_balanced_stages_take_what_a_job_takes_whose_stages_are_the_mean_one(tmp
     (balanced,) = tracedoc.predict(written(Truth(heavy), tmp_path), ["balance-stages"]).alone
     even = Truth(replace(JOB, layer_ms=4.0 * (3 + 1.5) / 4))
     assert balanced.step_ms[1] == pytest.approx(even.step_ms, rel=0.02)
+
+
+@pytest.mark.parametrize(("joined", "meets"), [(True, [0, 0, 0, 0]), (False, [0, 1, 0, 1])])
+def test_pipelines_side_by_side_meet_where_a_reduction_joins_them(joined: bool, meets: list[int]) -> None:
+    """Ranks 0 and 2 send to each other, 1 and 3 do, and 2 and 3 reduce together, if that is known."""
+    joins = SimpleNamespace(event=np.arange(6), op=np.array([0, 1, 0, 2, 1, 2]), operations=3)
+    rank = np.array([0, 1, 2, 2, 3, 3])
+    layout = SimpleNamespace(ranks=range(4), joins=joins, rank_of_event=lambda events: rank[events])
+    known = np.array([True, True, True, joined, True, joined])
+    assert _meeting(cast(Any, SimpleNamespace(layout=layout, joined=known))).tolist() == meets

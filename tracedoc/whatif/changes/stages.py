@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Call
+from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.change import Arguments, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.host import PASSES
 from tracedoc.whatif.changes.kernels import UNFILLED_NS, batch_work, growing
@@ -63,7 +65,8 @@ def _once_more(program: RunProgram) -> RunProgram:
     """The program in which every rank does its passes twice.
 
     Between the first and the last micro-batch the slowest stage works without a break, and the others wait
-    for it: the step takes longer by what the passes take there.
+    for it: the step takes longer by what the passes take there. So it does in each pipeline where replicas
+    are not known to meet.
     """
     layout = program.layout
     dur, lag = program.dur.astype(np.int64), program.lag.astype(np.int64)
@@ -73,10 +76,28 @@ def _once_more(program: RunProgram) -> RunProgram:
     rank = layout.point_rank
     hosts = np.bincount(rank, weights=of_host, minlength=len(layout.ranks))
     longer = np.maximum(hosts, [float(dur[events].sum()) for events in passes])
-    slowest = int(longer.argmax())
-    more = round(longer[slowest] * of_scenario(program.scenario, *OF_STAGES))
-    if layout.is_cpu or not passes[slowest].size:
-        lag[np.flatnonzero(in_passes & (rank == slowest))[-1:]] += more
-    else:
-        dur[passes[slowest][-1]] += more
+    meets = _meeting(program)
+    for one in distinct(meets).tolist():
+        slowest = int(np.where(meets == one, longer, -1).argmax())
+        more = round(longer[slowest] * of_scenario(program.scenario, *OF_STAGES))
+        if layout.is_cpu or not passes[slowest].size:
+            lag[np.flatnonzero(in_passes & (rank == slowest))[-1:]] += more
+        else:
+            dur[passes[slowest][-1]] += more
     return program.edited(dur=dur, lag=lag)
+
+
+def _meeting(program: RunProgram) -> npt.NDArray[np.intp]:
+    """For each rank the first of those that it meets in operations, or that others meet whom it meets."""
+    joins = program.layout.joins
+    found = np.arange(len(program.layout.ranks))
+    known = np.flatnonzero(program.joined)
+    rank, op = program.layout.rank_of_event(joins.event[known]), joins.op[known]
+    while True:
+        least = np.full(joins.operations, found.size)
+        np.minimum.at(least, op, found[rank])
+        nearer = found.copy()
+        np.minimum.at(nearer, rank, least[op])
+        if (nearer == found).all():
+            return found
+        found = nearer
