@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from tracedoc.ranks.blame import Blame, Lateness
-from tracedoc.ranks.groups import Group
-from tracedoc.ranks.matching import NO_OPERATION, Matching
+from tracedoc.ranks.matching import NO_OPERATION, Group, Matching
 from tracedoc.ranks.pairing import SKEW_NS
 from tracedoc.timeline.collective_table import NONE
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.example_diagnoses import hostile, sharded
 from tracedoc.diagnosis import FactRecord, Gain, Verdict
 from tracedoc.predicted import Predicted
-from tracedoc.report.charts.bars import RangeBar, gain_bar
+from tracedoc.report.charts.bars import WORDED_STEPS, RangeBar, gain_bar, heat_map, waits_mostly_for
 from tracedoc.report.charts.detail_tables import (
     MOST_LETTERS,
     by_category,
@@ -20,7 +20,6 @@ from tracedoc.report.charts.detail_tables import (
     unchecked,
 )
 from tracedoc.report.charts.drawing import draw
-from tracedoc.report.charts.heat_map import WORDED_STEPS, heat_map, waits_mostly_for
 from tracedoc.report.charts.over_time import MOST_UNIT_ROWS, memory_chart, scatter, unit_chart
 from tracedoc.report.render import render
 from tracedoc.report.view import build_view

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.ranks.groups import Group
-from tracedoc.ranks.matching import Matching
+from tracedoc.ranks.matching import Group, Matching
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, boundaries
 from tracedoc.trace.devices import device_peak

@@ -23,6 +23,7 @@ from tracedoc.report.charts.bars import (
     by_cause,
     columns_of,
     gain_bar,
+    heat_map,
     range_of,
     rank_rows,
     steps_of_ranks,
@@ -40,7 +41,6 @@ from tracedoc.report.charts.detail_tables import (
     unit_table,
 )
 from tracedoc.report.charts.drawing import draw
-from tracedoc.report.charts.heat_map import heat_map
 from tracedoc.report.charts.over_time import memory_chart, scatter, unit_chart
 from tracedoc.report.clock import place_to_look
 from tracedoc.report.sheet import Sheet

@@ -21,9 +21,8 @@ from tracedoc.topics.communication.run import comm_split
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets, reduce_once
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
-from tracedoc.whatif.changes.gathers import unit_gathers
+from tracedoc.whatif.changes.gathers import no_offload, unit_gathers
 from tracedoc.whatif.changes.host import allocated, operators_in, synced
-from tracedoc.whatif.changes.offloading import no_offload
 from tracedoc.whatif.changes.order import (
     deferred_reductions,
     gather_in_time,

@@ -9,8 +9,8 @@ from itertools import pairwise
 import msgspec
 
 from tracedoc.diagnosis import Diagnosis
+from tracedoc.report.charts.bars import waits_mostly_for
 from tracedoc.report.charts.detail_tables import short_name
-from tracedoc.report.charts.heat_map import waits_mostly_for
 from tracedoc.report.charts.over_time import Ticks, TimeScale
 from tracedoc.report.clock import CommonClock
 from tracedoc.report.texts import one_line
