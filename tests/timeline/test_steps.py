@@ -322,3 +322,16 @@ def test_a_lone_step_is_its_whole_host_range(
         causes = timeline.idle.in_window(found.start_ns, found.end_ns)
         # 20-30, 60-62 and 70-80 nothing is launched that could run.
         assert {cause: ns / 1e6 for cause, ns in causes.items() if ns} == {"input": 20, "launch": 22}
+
+
+def test_the_last_marked_step_is_complete_where_the_job_goes_on(tmp_path: Path) -> None:
+    """Steps of half a ms: that the next one begins shows that the second was not cut."""
+    builder = TraceBuilder()
+    for number, start in enumerate((0.0, 0.5, 1.0), 1):
+        if number < 3:
+            builder.step(number, start, start + 0.48)
+        builder.backward(start + 0.2, start + 0.25)
+        for at in (0.05, 0.3):
+            builder.kernel("gemm", start + at + 0.02, start + at + 0.1, launch_ms=start + at)
+    timeline = build_timeline(read(tmp_path, builder))
+    assert [one.index for one in timeline.windows if one.complete] == [1, 2]

@@ -133,6 +133,8 @@ def test_ranges_by_capability_hold_what_data_sheets_say(listed: tuple) -> None:
     ("vendor", "name", "capability"),
     [
         ("nvidia", "NVIDIA GeForce GTX 1660", (7, 5)),
+        ("nvidia", "NVIDIA GeForce MX450", (7, 5)),
+        ("nvidia", "NVIDIA T1000", (7, 5)),
         ("nvidia", "NVIDIA GeForce RTX 2070 with Max-Q Design", (7, 5)),
         ("nvidia", "Quadro RTX 5000 Laptop GPU", (7, 5)),
         ("nvidia", "NVIDIA Thor", (11, 0)),

@@ -69,7 +69,7 @@ class HostDigest(msgspec.Struct, frozen=True, eq=False):
 
     ``work_ns[j]`` is the time of cause ``WORK[j]`` in the judged step; ``before`` follows the order of the
     digest's collectives. ``code`` is where the script keeps the device idle, ``rare`` what it runs in few
-    steps.
+    steps; ``stacks`` tells whether functions were recorded.
     """
 
     work_ns: tuple[int, ...]
@@ -78,6 +78,7 @@ class HostDigest(msgspec.Struct, frozen=True, eq=False):
     away: tuple[AwayTotal, ...] = ()
     code: tuple[CodePlace, ...] = ()
     rare: tuple[RareCode, ...] = ()
+    stacks: bool = False
 
     def of(self, cause: str) -> int:
         """Return the nanoseconds of one cause in the judged step."""
@@ -101,6 +102,7 @@ def host_digest(timeline: RankTimeline, away: Spans) -> HostDigest | None:
         away=away_totals(timeline, host, away)[:MAX_SYNCS],
         code=places_of_timeline(timeline),
         rare=rare_code(timeline),
+        stacks=bool(timeline.trace.is_kind(Kind.PYTHON).any()),
     )
 
 

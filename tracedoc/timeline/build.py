@@ -137,6 +137,7 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
     """
     _refuse_without_work(trace)
     launches = link_launches(trace)
+    has_device = launches.gpu_rows.size > 0
     trace, launches, called, limits = known_part(trace, launches)
     cut = bool(limits) or trace.info.known_until_ns is not None
     host = find_host_steps(trace)
@@ -149,6 +150,7 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
         timeline = _cpu_timeline(trace, host, launches, events, delays)
     else:
         position = np.empty(0, dtype=np.int64)
+        unread = () if has_device else unread  # what the device did is recorded, but not in the known part
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, *unread)
         )

@@ -90,7 +90,7 @@ def find_host_steps(trace: Trace) -> HostSteps:
     if profiler:
         reason = _why_no_clock(profiler, backward)
         if not reason:
-            return HostSteps((*profiler, *_unmarked(trace, profiler[-1], last_ns)), "profiler")
+            return HostSteps(_with_unmarked(trace, profiler, last_ns), "profiler")
         limits = (
             TraceLimit(
                 "profiler-steps-rejected",
@@ -109,16 +109,18 @@ def find_host_steps(trace: Trace) -> HostSteps:
     return HostSteps((), "none", limits)
 
 
-def _unmarked(trace: Trace, last: HostStep, last_ns: int) -> tuple[HostStep, ...]:
-    """The step without a mark that ends the last one, as a marked one would, if the job goes on like that.
+def _with_unmarked(trace: Trace, steps: tuple[HostStep, ...], last_ns: int) -> tuple[HostStep, ...]:
+    """The steps with one without a mark that ends the last one, as a marked one would, if the job goes on.
 
     It launches at least :data:`GOES_ON` of what the last one did.
     """
+    last = steps[-1]
     calls = trace.rows_named(vocabulary.launches, Kind.RUNTIME)
     begin, end = np.searchsorted(trace.ts_ns[calls], (last.start_ns, last.end_ns))
-    if not last.finished or end == begin or calls.size - end < GOES_ON * (end - begin):
-        return ()
-    return (HostStep(last.index + 1, last.end_ns, last_ns, finished=False),)
+    if end == begin or calls.size - end < GOES_ON * (end - begin):
+        return steps
+    following = HostStep(last.index + 1, last.end_ns, last_ns, finished=False)
+    return (*steps[:-1], replace(last, finished=True), following)
 
 
 def _refuse_several_ranks(trace: Trace, names: _NamedRows) -> None:

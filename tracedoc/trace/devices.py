@@ -161,10 +161,10 @@ GEFORCE_TENSOR = 1 / 2
 def multiprocessor(vendor: str, name: str, major: int, minor: int, nbytes: int = 0) -> Multiprocessor | None:
     """Return the multiprocessor of a device by its compute capability and memory, ``None`` if not known.
 
-    Nothing is known of older laptops, nor of Turing without tensor cores.
+    Nothing is known of older laptops, nor of Turing without tensor cores: GTX, MX, and T400 to T2000.
     """
     found, words = MULTIPROCESSORS.get((vendor, major, minor)), _words(name)
-    if found is None or words & {"gtx", "max", "mobile"}:
+    if found is None or any(re.fullmatch(r"gtx|max|mobile|mx\d+|t\d{3,4}", one) for one in words):
         return None
     if vendor == "amd":
         return found if (major, minor) != (9, 0) or nbytes >= CDNA2_BYTES else None

@@ -77,3 +77,17 @@ def test_other_ranges_are_not_named(tmp_path: Path, ranges: dict[int, list[tuple
     diagnosis = diagnosed(tmp_path, ranges)
     assert set(diagnosis.facts["straggler_rare_code"].values.values()) <= {"none"}
     assert "occasional-rank-work" not in {one.rule_id for one in diagnosis.findings}
+
+
+@pytest.mark.parametrize(("stacks", "named"), [((0,), False), ((0, 1), True)])
+def test_a_function_is_compared_with_ranks_that_recorded_functions(
+    tmp_path: Path, stacks: tuple[int, ...], named: bool
+) -> None:
+    for rank, builder in enumerate(parse_lanes(LATE, ranks=2, device=None, steps=STEPS)):
+        if rank in stacks:
+            builder.host("train.py(9): main", 0, 100 * STEPS, category="python_function")
+        for start in (200, 400) if rank == 0 else ():
+            builder.host("train.py(3): evaluate", start, start + 30, category="python_function")
+        builder.write(tmp_path / f"rank-{rank}.json")
+    told = {one.rule_id for one in diagnose([tmp_path], Options(jobs=1)).findings}
+    assert ("occasional-rank-work" in told) == named

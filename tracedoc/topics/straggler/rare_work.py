@@ -34,14 +34,16 @@ def rare_work(run: RunView, late: Straggler) -> RareWork | None:
     """The function that takes half of what others wait for a late rank, and that it runs in few steps only.
 
     It runs in the step in which the rank is late or in the one before, whose end comes before the first
-    collective; on the others it does not, or for less long. What came before the first captured step is
-    unknown, and the waiting in that step does not count.
+    collective; on the others it does not, or for less long, as far as they recorded functions. What came
+    before the first captured step is unknown, and the waiting in that step does not count.
     """
     digest = run.digest(late.rank)
-    peers = [one for one in run.digests if one is not digest]
     gain = dict(zip(late.steps[1:], late.gain_ns[1:].tolist(), strict=True))
     total, found = sum(gain.values()), []
     for one in _rare(digest):
+        peers = [other for other in run.digests if other is not digest and _shows(other, one.place)]
+        if not peers:
+            continue
         others = [other.ns_of for peer in peers for other in _rare(peer) if other.place == one.place]
         alone = {
             step: ns - max([of.get(step, 0) for of in others], default=0) for step, ns in one.ns_of.items()
@@ -50,6 +52,11 @@ def rare_work(run: RunView, late: Straggler) -> RareWork | None:
         found.append(RareWork(late.rank, one.place, tuple(sorted(one.ns_of)), ns))
     best = max(found, key=lambda one: one.ns, default=None)
     return best if best is not None and best.ns >= NAMED_SHARE * total > 0 else None
+
+
+def _shows(digest: RankDigest, place: CodePlace) -> bool:
+    """Whether a rank would show a place, if it were there: a function only with stacks."""
+    return digest.host_work is not None and (digest.host_work.stacks or not place.file)
 
 
 def _rare(digest: RankDigest) -> Sequence[RareCode]:
