@@ -76,6 +76,8 @@ def diagnose(
                 after += gone(rank)
             builder.step(index, start - 0.5, after - 0.6)
             start = after
+        if ".py(" in what:
+            builder.host("train.py(9): main", 0.4, start, category="python_function")
         builder.write(folder / f"rank-{rank}.json")
     return tracedoc.diagnose([folder], tracedoc.Options(jobs=1))
 
@@ -295,3 +297,27 @@ def test_whether_a_step_of_a_cpu_is_long_by_more_operators(
     found = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1))
     assert values(found, "long_steps_captured", "long_step_kind") == ("3", kind)
     assert found.findings[0].fixes[0].title == fix
+
+
+@pytest.mark.parametrize(("code", "told"), [("eval.py(4): evaluate", "2, 5"), ("aten::stack", None)])
+def test_a_function_that_runs_in_few_steps_makes_them_long_however_much_others_differ(
+    tmp_path: Path, code: str, told: str | None
+) -> None:
+    """Of steps that take 5 to 31 ms two are in a function for 18 ms; their lengths alone do not tell."""
+    builder, start = TraceBuilder(0, 1, device=None), 0.0
+    for index, length in enumerate((9.0, 13.0, 25.0, 21.0, 13.0, 31.0, 5.0, 13.0, 13.0)):
+        builder.step(index, start, start + length)
+        builder.host("aten::mm", start, start + 2)
+        builder.backward(start + 2, start + 3)
+        builder.host("aten::add", start + 3, start + length)
+        if index in (2, 5):
+            category = "python_function" if ".py(" in code else "cpu_op"
+            builder.host(code, start + length - 18, start + length, category=category)
+        start += length
+    builder.write(tmp_path / "rank-0.json")
+    found = tracedoc.diagnose([tmp_path], tracedoc.Options(jobs=1))
+    assert values(found, "long_steps_captured") == (told,)
+    if told:
+        # The usual step takes 13 ms: the two take 12 and 18 ms longer, of eight complete ones.
+        slow = next(one for one in found.ledger.causes if one.id == "slow_steps")
+        assert slow.alone_ms[1] == pytest.approx(30 / 8, rel=0.02)

@@ -11,7 +11,7 @@ from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_tog
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
-from tracedoc.topics.step.rank import LONGER, longest_step, longest_step_doing, longest_step_pause_ms
+from tracedoc.topics.step.rank import FILLS, LONGER, longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.topics.step.run import WARMUP_STEPS
 from tracedoc.topics.straggler.late_ranks import own_times
 from tracedoc.units import format_ranges
@@ -58,7 +58,8 @@ class LongSteps(msgspec.Struct, frozen=True, eq=False):
     """The steps that every rank captured whole, as columns in ms: which of them are far longer.
 
     ``late_ms`` is what late ranks cost each, ``excess_ms`` how much longer than usual each is without that;
-    ``far`` marks those that are far longer. A stall that ranks share is no lateness, however long each is.
+    ``far`` marks those that are far longer: beyond what others differ, or by functions that run in few steps.
+    A stall that ranks share is no lateness, however long each is.
     Where all are too much alike for any to be far longer, ``late_ms`` is ``None``, and ``excess_ms`` 0.
     """
 
@@ -99,7 +100,7 @@ def long_steps(run: RunView) -> LongSteps:
     kinds = [mine for mine in (updates, ~updates) if mine.any()]
     if all(np.ptp(length[mine]) <= least * length[mine].min() for mine in kinds):
         return LongSteps(steps, length, None, excess, far)  # whatever of it late ranks cost
-    late = late_ms_of(run, steps)
+    late, known = late_ms_of(run, steps), _rare_ms(run, steps)
     for mine in kinds:
         longer = length[mine] - length[mine].min()
         more_late[mine] = np.maximum(late[mine] - _lower_median(late[mine]), 0.0)
@@ -107,6 +108,7 @@ def long_steps(run: RunView) -> LongSteps:
         usual, spread = _usual(length[mine] - lost[mine], np.array(steps)[mine])
         excess[mine] = length[mine] - lost[mine] - usual
         far[mine] = excess[mine] > max(least * usual, LONGER_SPREADS * spread)
+        far[mine] |= (known[mine] > least * usual) & (excess[mine] >= FILLS * known[mine])
     # Where all ranks are away, those that are longest come late there and in the step that follows.
     for place in np.flatnonzero(far).tolist():
         both = slice(place, place + 2)
@@ -114,6 +116,14 @@ def long_steps(run: RunView) -> LongSteps:
             excess[place] += lost[both].sum()
             late[both] -= more_late[both]
     return LongSteps(steps, length, late, excess, far)
+
+
+def _rare_ms(run: RunView, steps: tuple[int, ...]) -> Times:
+    """How long every rank that shows functions is in each step in those that run in few steps."""
+    hosts = [one.host_work for one in run.digests if one.host_work is not None]
+    shown = [host.rare for host in hosts if host.stacks or host.rare]
+    ns = [[sum(one.ns_of.get(step, 0) for one in rare) for step in steps] for rare in shown]
+    return np.min(ns, axis=0, initial=np.iinfo(np.int64).max) / 1e6 if ns else np.zeros(len(steps))
 
 
 def _lower_median(values: Times) -> float:
@@ -253,9 +263,10 @@ def late_ms_of(run: RunView, steps: tuple[int, ...]) -> Times:
 def long_steps_captured(run: RunView) -> Value:
     """The captured steps far longer than the usual one: by a tenth, and by five times what others differ.
 
-    Of two steps by half, unless one alone does something, or pauses. Usual is the lower median, of steps with
-    an update and without one apart; where most steps are longer, at equal distances or from one on, it is
-    that of the others. What late ranks cost a step more than usual is no part of its length.
+    Or by a tenth in functions that run in few of the steps. Of two steps by half, unless one alone does
+    something, or pauses. Usual is the lower median, of steps with an update and without one apart; where most
+    steps are longer, at equal distances or from one on, it is that of the others. What late ranks cost a step
+    more than usual is no part of its length.
     """
     found = long_steps(run)
     return format_ranges(found.numbers) if found.far.any() else NONE
