@@ -312,7 +312,10 @@ class TraceBuilder:
 
     def to_json(self) -> str:
         """Return the trace as JSON text, one event a line, in order of start."""
-        return render(replace(self._file, events=[*self._file.events, *self._settled_launches()]))
+        events = [*self._file.events, *self._settled_launches()]
+        for name in ("correlation", "External id"):
+            events = _numbered_in_order(events, name)
+        return render(replace(self._file, events=events))
 
     def write(self, path: str | Path) -> Path:
         """Write the trace to ``path`` (gzip if it ends in ``.gz``: equal builders give equal bytes)."""
@@ -470,6 +473,21 @@ class TraceBuilder:
     def _next_correlation(self) -> int:
         self._correlation += 1
         return self._correlation
+
+
+def _numbered_in_order(events: Sequence[Event], name: str) -> list[Event]:
+    """The events with their numbers of one kind given in the order of time, as profilers do; 0 stays."""
+    first: dict[int, int] = {}
+    for one in events:
+        number = one.args.get(name)
+        if isinstance(number, int) and number:
+            first[number] = min(first.get(number, one.start_ns), one.start_ns)
+    ordered = sorted(first, key=lambda number: (first[number], number))
+    new = dict(zip(ordered, sorted(first), strict=True))
+    return [
+        replace(one, args={**one.args, name: new[number]}) if (number := one.args.get(name)) in new else one
+        for one in events
+    ]
 
 
 def _ns(ms: float) -> int:
