@@ -27,7 +27,6 @@ FIRES_ELSEWHERE: Mapping[str, str] = {
     "data-parallel-module": "tests/rules/test_rules_on_built_traces.py",
     "gloo-on-gpu": "tests/rules/test_rules_on_built_traces.py",
     "interpreter-held": "tests/topics/host/test_background.py",
-    "occasional-rank-work": "tests/topics/straggler/test_rare_work.py",
     "rotating-straggler": "tests/ranks/test_stragglers.py",
     "script-operators": "tests/topics/host/test_script_operators.py",
     "script-code": "tests/topics/host/test_script_code.py",
@@ -39,7 +38,6 @@ DECIDED_ELSEWHERE: Mapping[tuple[str, str], str] = {
     ("script-operators", "min_share"): "tests/topics/host/test_script_operators.py",
     ("uneven-work", "most_steps"): "tests/ranks/test_unequal_ranks.py",
     ("interpreter-held", "min_share"): "tests/topics/host/test_background.py",
-    ("occasional-rank-work", "min_share"): "tests/topics/straggler/test_rare_work.py",
     ("script-code", "min_share"): "tests/topics/host/test_script_code.py",
 }
 """Thresholds that no drawing decides, and the test that does; "" where none does."""

@@ -80,11 +80,11 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``steps`` of the step that stands for the rank. ``encoded_spans`` are what :meth:`spans` decodes, of which
     few are asked for. ``exposed_comm`` is that of all steps; ``present`` are the needs that the trace meets.
     ``cut``: what the trace shows ends before the capture did, or lacks kernels, so that only complete steps
-    are known. ``first_step`` identifies the profiler's cycle. ``phases`` are those of the judged step, in
-    order.
-    ``gradients`` marks the collectives that reduce gradients, ``roles`` what the others are for
-    (:class:`tracedoc.timeline.collective_roles.Role`); ``work`` follows ``steps``; ``reader`` is what
-    read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
+    are known. ``first_step`` and ``last_step`` identify the profiler's cycle. ``phases`` are those of the
+    judged step, in order. ``gradients`` marks the collectives that reduce gradients, ``roles`` what the
+    others are for (:class:`tracedoc.timeline.collective_roles.Role`); ``work`` follows ``steps``;
+    ``reader`` is what read the trace. ``programs`` are those of steps that can be replayed, that of the
+    judged one first;
     ``unplayable`` says why there are none. ``sync_path`` is the path of the
     rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`),
     ``named`` encoded :class:`~tracedoc.step.drawn.NamedStretches` for them.
@@ -105,6 +105,7 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     step_source: str
     groups: tuple[ProcessGroup, ...]
     first_step: int | None
+    last_step: int | None
     capture: Budget | None
     capture_idle_ns: Mapping[str, int]
     steps: tuple[StepDigest, ...]
@@ -217,6 +218,7 @@ def digest_timeline(
         step_source=timeline.host.source,
         groups=info.groups,
         first_step=timeline.host.steps[0].index if timeline.host.steps else None,
+        last_step=timeline.host.steps[-1].index if timeline.host.steps else None,
         capture=activity.budget(activity.start_ns, activity.end_ns) if activity else None,
         capture_idle_ns=_that_occur(timeline.idle.in_window(activity.start_ns, activity.end_ns))
         if activity and timeline.idle

@@ -15,6 +15,7 @@ from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.topics.step.long_steps import SLOWER, late_ms_of, long_steps, why_long
 from tracedoc.topics.straggler.causes import IN_CODE, late_place
 from tracedoc.topics.straggler.late_ranks import stragglers
+from tracedoc.topics.straggler.rare_work import rare_work
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown
 
@@ -66,17 +67,19 @@ def late_over_steps(run: RunView, cause: str) -> tuple[int, ...]:
 
 
 def recurring_ms(run: RunView) -> tuple[float, float]:
-    """What late ranks do longer than their peers in nearly every step, in ms: surely, and likely.
+    """What late ranks do longer than their peers, and not by chance, in ms: surely, and likely.
 
-    Not sure is what they waited for a core, which comes and goes with other processes: of a rank that is late
-    in a function that stacks name, what falls outside of it, if it waits as much in all of the step. Both are
-    0 where none is late.
+    That is what they do in nearly every step, or one of them alone in few. Not sure is what they waited for a
+    core, which comes and goes with other processes: of a rank that is late in a function that stacks name,
+    what falls outside of it, if it waits as much in all of the step. Both are 0 where none is late.
     """
     waits, lengths = core_wait_ms.by_rank(run), long_steps(run).length_ms
     lasts = float(lengths.mean()) if lengths.size else 0.0
     recurs = waited = 0.0
     for one in stragglers(run):
-        recurs += (mine := one.recurring_ms)
+        rare = rare_work(run).get(one.rank)
+        rare_ms = rare.ns / max(len(one.steps), 1) / 1e6 if rare is not None else 0.0
+        recurs += (mine := max(one.recurring_ms, rare_ms))
         if isinstance(ms := waits[str(one.rank)], float):
             named = lasts and one.cause in IN_CODE and late_place(run, one) is not None
             waited += ms * (max(1.0 - mine / lasts, 0.0) if named else 1.0)
