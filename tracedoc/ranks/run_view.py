@@ -281,8 +281,9 @@ def shared_steps(digests: Sequence[RankDigest]) -> tuple[int, int] | None:
 def ended_early(run: RunView) -> list[Limit]:
     """One limit for the ranks whose recording ends well before the others', none where all end together.
 
-    They crashed, or were stopped: steps of the others are missing. Ranks are compared that were recorded from
-    one step on, by the length of their recordings, but for those whose records are not known to their end.
+    They crashed, or were stopped, before the last step of the others or in it. Ranks are compared that were
+    recorded from one step on, by the length of their recordings, but for those whose records are not known to
+    their end.
     """
     known = [digest for digest in run.digests if digest.truncated or not digest.cut]
     lengths = {digest.rank: _length_ns(digest) for digest in known if _length_ns(digest)}
@@ -296,12 +297,10 @@ def ended_early(run: RunView) -> list[Limit]:
     if not steps:
         return []
     longest = max(lengths.values())
-    last = {digest.rank: digest.last_step or 0 for digest in run.digests}
-    early = [
-        rank
-        for rank, length in lengths.items()
-        if longest - length > EARLY_STEPS * median(steps) and last[rank] < max(last.values())
-    ]
+    last = max((one.last_step for one in run.digests if one.last_step is not None), default=0)
+    whole = {one.rank for one in run.digests if one.last_step is not None and one.last_step >= last}
+    long_before = longest - EARLY_STEPS * median(steps)
+    early = [rank for rank, length in lengths.items() if length < long_before and rank not in whole]
     if not early:
         return []
     missing_ms = (longest - min(lengths[rank] for rank in early)) / 1e6

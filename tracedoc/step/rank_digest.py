@@ -80,11 +80,11 @@ class RankDigest(msgspec.Struct, frozen=True, eq=False):
     ``steps`` of the step that stands for the rank. ``encoded_spans`` are what :meth:`spans` decodes, of which
     few are asked for. ``exposed_comm`` is that of all steps; ``present`` are the needs that the trace meets.
     ``cut``: what the trace shows ends before the capture did, or lacks kernels, so that only complete steps
-    are known. ``first_step`` and ``last_step`` identify the profiler's cycle. ``phases`` are those of the
-    judged step, in order. ``gradients`` marks the collectives that reduce gradients, ``roles`` what the
-    others are for (:class:`tracedoc.timeline.collective_roles.Role`); ``work`` follows ``steps``;
-    ``reader`` is what read the trace. ``programs`` are those of steps that can be replayed, that of the
-    judged one first;
+    are known. ``first_step`` identifies the profiler's cycle, ``last_step`` is the last one if the host calls
+    as much in it as usual. ``phases`` are those of the judged step, in order. ``gradients`` marks the
+    collectives that reduce gradients, ``roles`` what the others are for
+    (:class:`tracedoc.timeline.collective_roles.Role`); ``work`` follows ``steps``; ``reader`` is what
+    read the trace. ``programs`` are those of steps that can be replayed, that of the judged one first;
     ``unplayable`` says why there are none. ``sync_path`` is the path of the
     rank between its meetings with others. ``drawn`` are encoded sets of time for pictures (:mod:`.drawn`),
     ``named`` encoded :class:`~tracedoc.step.drawn.NamedStretches` for them.
@@ -218,7 +218,7 @@ def digest_timeline(
         step_source=timeline.host.source,
         groups=info.groups,
         first_step=timeline.host.steps[0].index if timeline.host.steps else None,
-        last_step=timeline.host.steps[-1].index if timeline.host.steps else None,
+        last_step=_last_whole_step(timeline),
         capture=activity.budget(activity.start_ns, activity.end_ns) if activity else None,
         capture_idle_ns=_that_occur(timeline.idle.in_window(activity.start_ns, activity.end_ns))
         if activity and timeline.idle
@@ -301,6 +301,20 @@ def _judged_spans(timeline: RankTimeline, intervals: Mapping[str, Spans]) -> dic
         for name, spans in intervals.items()
     }
     return {name: spans for name, spans in inside.items() if len(spans)}
+
+
+AS_USUAL = 0.9
+"""A step that holds this share of the calls of the usual one was not broken off."""
+
+
+def _last_whole_step(timeline: RankTimeline) -> int | None:
+    """The number of the last step, if the host calls as much in it as in the usual one."""
+    steps, trace = timeline.host.steps, timeline.trace
+    begun = np.sort(trace.ts_ns[trace.is_kind(Kind.CPU_OP, Kind.RUNTIME)])
+    edges = [(step.start_ns, step.end_ns) for step in steps]
+    calls = [int(np.diff(np.searchsorted(begun, edge))[0]) for edge in edges]
+    whole = bool(calls) and calls[-1] >= AS_USUAL * float(np.median(calls))
+    return steps[-1].index if whole else None
 
 
 def _exposed_comm(timeline: RankTimeline) -> Spans:
