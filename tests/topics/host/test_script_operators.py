@@ -16,31 +16,40 @@ from tracedoc.testing import TraceBuilder
 NODE = "autograd::engine::evaluate_function: AddmmBackward0"
 
 
-def passes(builder: TraceBuilder, begin: float, update_ms: float) -> None:
+def passes(builder: TraceBuilder, begin: float, update_ms: float, sends_ms: float = 0.0) -> None:
     """An update of weights, 40 ms less that of a forward pass, 40 ms of a backward one, the optimizer."""
-    builder.host("aten::lerp_", begin, begin + update_ms)
+    builder.host("aten::lerp_", begin + sends_ms, begin + update_ms)
     builder.host("aten::addmm", begin + update_ms, begin + 40)
     builder.host(NODE, begin + 40, begin + 80)
     builder.host("Optimizer.step#SGD.step", begin + 90, begin + 100, category="user_annotation")
     builder.host("aten::add_", begin + 90, begin + 100)
 
 
-def diagnosed(folder: Path, update_ms: float) -> Diagnosis:
-    """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step."""
+def diagnosed(folder: Path, update_ms: float, *, messages: int = 0) -> Diagnosis:
+    """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step.
+
+    It begins with so many messages of 2 ms each.
+    """
     entries = {}
     for rank in (0, 1):
         builder = TraceBuilder(rank, 2, device=None)
         for number in range(4):
             builder.step(number, 100 * number, 100 * number + 100)
-            passes(builder, 100 * number, update_ms)
+            passes(builder, 100 * number, update_ms, 2 * messages)
             begin = 100 * number + 80
             builder.collective("allreduce", begin, begin + 10, nbytes=64 << 20, launch_ms=begin)
+            for message in range(messages):
+                sent = 100 * number + 2 * message
+                builder.collective("allreduce", sent, sent + 2, nbytes=4, launch_ms=sent)
         builder.write(folder / f"rank-{rank}.json")
         stacks = TraceBuilder(rank, 2, device=None)
         stacks.host("ProfilerStep#9", 0, 100, category="user_annotation")
         stacks.host("train.py(30): main", 0, 100, category="python_function")
         stacks.host("train.py(4): update", 0, update_ms, category="python_function")
-        passes(stacks, 0, update_ms)
+        for message in range(messages):
+            called = "torch/distributed/distributed_c10d.py(2900): all_reduce"
+            stacks.host(called, 2 * message, 2 * message + 2, category="python_function")
+        passes(stacks, 0, update_ms, 2 * messages)
         stacks.host("nn.Module: Net_0", update_ms, 40, category="python_function")
         plain = stacks.write(folder / "stacks.json")
         (folder / f"rank-{rank}.source.gz").write_bytes(gzip.compress(plain.read_bytes()))
@@ -71,3 +80,12 @@ def test_what_runs_beside_training_costs_its_share(tmp_path: Path) -> None:
 def test_the_work_of_an_ordinary_loop_is_none(tmp_path: Path, update_ms: float, *, named: bool) -> None:
     diagnosis = diagnosed(tmp_path, update_ms)
     assert ("script-operators" in [one.rule_id for one in diagnosis.findings]) == named
+
+
+@pytest.mark.parametrize(("messages", "fix"), [(0, "Take"), (4, "Mend the messages of")])
+def test_a_function_whose_messages_are_mended_is_not_taken_out_as_well(
+    tmp_path: Path, messages: int, fix: str
+) -> None:
+    diagnosis = diagnosed(tmp_path, 16, messages=messages)
+    found = next(one for one in diagnosis.findings if one.rule_id == "script-operators")
+    assert found.fixes[0].title.startswith(f"{fix} `update` (`train.py:4`)")
