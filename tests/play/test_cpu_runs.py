@@ -64,7 +64,9 @@ def test_the_host_cannot_be_made_faster_than_its_work(late_rank):
 def test_gradients_of_two_passes_are_reduced_once(tmp_path):
     """Twice 40 ms of work and 20 ms of all-reduce: 120 ms, and 100 without the first.
 
-    Its threads may have slowed the 40 ms before it: by all of them at the most, by half of them likely.
+    Its threads may have slowed the 40 ms before it: by all of them at the most, by half of them likely. The
+    host
+    pauses meanwhile, which may leave what follows cold for 2 ms.
     """
     for rank in (0, 1):
         builder = TraceBuilder(rank, 2, device=None)
@@ -79,7 +81,7 @@ def test_gradients_of_two_passes_are_reduced_once(tmp_path):
         builder.write(tmp_path / f"rank-{rank}.json")
     (once,) = tracedoc.predict([tmp_path], ["reduce-once"]).alone
     assert isinstance(once, Predicted)
-    assert once.step_ms == pytest.approx((56, 80, 104), abs=0.5)
+    assert once.step_ms == pytest.approx((54, 80, 104), abs=0.5)
 
 
 def test_a_send_and_a_receive_of_one_thread_wait_for_their_other_ends_only(tmp_path):
