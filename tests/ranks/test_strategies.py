@@ -28,7 +28,7 @@ RUNS = {
     "hsdp": ("FSDP2 HSDP (reshard after forward)", "fsdp2", "hybrid-full"),
     "fsdp1": ("FSDP1 (FULL_SHARD)", "fsdp1", "full"),
     "fsdp1_sgo": ("FSDP1 (SHARD_GRAD_OP)", "fsdp1", "gradients"),
-    "tp": ("tensor parallel (TP 2)", "tensor-parallel", "unknown"),
+    "tp": ("tensor parallel (TP 2)", "tp", "unknown"),
     "pp": ("pipeline parallel (1F1B, 4 micro-batches)", "pipeline", "unknown"),
     "ac": ("DDP", "ddp", "none"),
     "comp": ("DDP", "ddp", "none"),
@@ -207,27 +207,27 @@ CASES: dict[str, tuple[StrategySigns, int | None, str, str]] = {
     ),
     "layers that are split by hand": (
         signs_of(moved("all_reduce", F, 4, MIB), moved("all_reduce", B, 5, MIB)), 8,
-        "tensor parallel", "tensor-parallel",
+        "tensor parallel", "tp",
     ),
     "layers that two ranks share, and four replicas": (
         signs_of(
             moved("all_reduce", F, 4, MIB, size=2), moved("all_reduce", B, 4, MIB, size=2),
             moved("all_reduce", B, 2, size=4),
-        ), 8, "tensor parallel (TP 2, DP 4)", "tensor-parallel",
+        ), 8, "tensor parallel (TP 2, DP 4)", "tp",
     ),
     "layers that two of eight ranks share, and no sign of replicas": (
         signs_of(moved("all_reduce", F, 4, MIB, size=2), moved("all_reduce", B, 4, MIB, size=2)), 8,
-        "tensor parallel (TP 2)", "tensor-parallel",
+        "tensor parallel (TP 2)", "tp",
     ),
     "layers that are split by hand, and their sequences": (
         signs_of(
             moved("all_gather", F, 4, MIB), moved("reduce_scatter", F, 4, MIB),
             moved("all_gather", B, 4, MIB), moved("reduce_scatter", B, 4, MIB),
-        ), 8, "tensor parallel with sequence parallelism", "tensor-parallel",
+        ), 8, "tensor parallel with sequence parallelism", "tp",
     ),
     "layers that are split by hand, in a trace without sizes": (
         signs_of(moved("all_reduce", F, 4, None), moved("all_reduce", B, 5, None)), 8,
-        "tensor parallel", "tensor-parallel",
+        "tensor parallel", "tp",
     ),
     "metrics of a wrapped model, in a trace without sizes, are not tensor parallel": (
         signs_of(moved("all_reduce", F, 4, None), moved("all_reduce", B, 5, None), seen="ddp"), 8,

@@ -28,7 +28,7 @@ FAMILIES = (
     "zero-3",
     "zero-redundancy-optimizer",
     "data-parallel",
-    "tensor-parallel",
+    "tp",
     "pipeline",
     "megatron",
     "single",
@@ -327,7 +327,7 @@ def tensor_parallel(signs: StrategySigns, world_size: int | None) -> Claim | Non
     small gathers of SyncBatchNorm.
     """
     if "fused_tp" in signs.seen:
-        return Claim("tensor parallel", "tensor-parallel", "unknown", "high",
+        return Claim("tensor parallel", "tp", "unknown", "high",
                      ("collectives fused with matrix products (symmetric memory)",))  # fmt: skip
     forward = [t for t in signs.select(_LAYER_OPS, Phase.FORWARD) if _splits_layers(t, signs)]
     backward = [t for t in signs.select(_LAYER_OPS, *BACKWARD) if _splits_layers(t, signs)]
@@ -348,7 +348,7 @@ def tensor_parallel(signs: StrategySigns, world_size: int | None) -> Claim | Non
     )  # fmt: skip
     name = "tensor parallel with sequence parallelism" if sequence else "tensor parallel"
     degrees = _degrees(signs, {t.group_size for t in (*forward, *backward)}, world_size)
-    return Claim(name + degrees, "tensor-parallel", "unknown", confidence, evidence)
+    return Claim(name + degrees, "tp", "unknown", confidence, evidence)
 
 
 def _degrees(signs: StrategySigns, sizes: set[int | None], world_size: int | None) -> str:

@@ -89,8 +89,8 @@ def strategy_family(run: RunView) -> Value:
     """Family of the strategy, for rules.
 
     "ddp", "fsdp1", "fsdp2", "zero-1", "zero-2", "zero-1-or-2", "zero-3", "zero-redundancy-optimizer",
-    "data-parallel" (which is torch.nn.DataParallel), "tensor-parallel", "pipeline", "megatron", "single" or
-    "unknown".
+    "data-parallel" (which is torch.nn.DataParallel), "tp" (tensor parallelism), "pipeline", "megatron",
+    "single" or "unknown".
     """
     return strategy_of(run).family
 
