@@ -50,6 +50,45 @@ def test_launches_without_kernels_are_told_from_a_gpu_that_was_not_recorded(tmp_
     assert "kernels were launched" in diagnosis.limits[0].message
 
 
+RESOLVES = event("cpu_op", "aten::resolve_conj", 11, 1)
+WAITS = event("cuda_runtime", "cudaDeviceSynchronize", 31, 2)
+PRODUCT = event("cpu_op", "aten::addmm", 10, 20)
+
+
+@pytest.mark.parametrize(
+    ("events", "device"),
+    [
+        ([PRODUCT, RESOLVES], "CPU"),
+        ([PRODUCT, WAITS], "CPU"),  # calls of the runtime are recorded: no launch is missing
+        ([PRODUCT], None),
+        ([PRODUCT, event("cpu_op", "aten::mm", 40, 20), RESOLVES], None),  # a factor on a GPU was a conjugate
+        ([event("cpu_op", "aten::empty", 10, 20), WAITS], None),
+    ],
+)
+def test_linear_layers_show_that_they_run_on_the_cpu(
+    tmp_path: Path, events: list[dict[str, Any]], device: str | None
+) -> None:
+    diagnosis = diagnose(tmp_path, events, deviceProperties=[{"id": 0, "name": "NVIDIA H100 80GB HBM3"}])
+    if device is None:
+        assert [limit.code for limit in diagnosis.limits] == ["no-gpu-activity"]
+        assert "pass ProfilerActivity.CUDA" in diagnosis.summary
+        assert "model.to('cuda')" in diagnosis.summary
+    else:
+        assert diagnosis.run.device == device
+        assert diagnosis.findings[0].rule_id == "model-on-cpu"
+
+
+def test_in_a_file_that_is_cut_off_launches_may_be_missing(tmp_path: Path) -> None:
+    header = {"deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3"}]}
+    later = event("cuda_runtime", "cudaLaunchKernel", 15, 5)
+    text = json.dumps({**header, "traceEvents": [PRODUCT, WAITS, later]})
+    path = tmp_path / "rank-0.json"
+    path.write_text(text[: text.index("cudaLaunchKernel")])
+    diagnosis = tracedoc.diagnose([path], Options(jobs=1))
+    assert diagnosis.run.device != "CPU"
+    assert "no-gpu-activity" in {limit.code for limit in diagnosis.limits}
+
+
 def test_a_step_that_takes_no_time_has_no_shares(tmp_path: Path) -> None:
     events = [event("cpu_op", name, 10, 0, tid=n) for n, name in enumerate(("aten::mm", "c10d::allreduce_"))]
     events.append(event("user_annotation", "gloo:all_reduce", 10, 0, tid=3))

@@ -38,7 +38,7 @@ from tracedoc.timeline.idle import (
 )
 from tracedoc.timeline.kernel_work import KernelWork, kernel_work
 from tracedoc.timeline.known import known_part, known_windows
-from tracedoc.timeline.launches import Launches, link_launches
+from tracedoc.timeline.launches import Launches, enclosing_rows, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
 from tracedoc.timeline.repetition import repeated_operators, repeated_steps
 from tracedoc.timeline.shards.times import UnitTable, unit_table
@@ -55,7 +55,7 @@ from tracedoc.timeline.steps import (
 from tracedoc.timeline.syncs import Syncs, launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.units import format_percent
 
 QUEUED_IDLE_SHARE = 0.10
@@ -144,13 +144,14 @@ def build_timeline(trace: Trace, *, steps: tuple[int, int] | None = None) -> Ran
     events = classify_gpu_events(trace, launches)
     _refuse_merged_devices(trace, events)
     delays = host_spans(trace)
+    # What a device did may be recorded, and yet not in the known part.
+    unread = () if has_device else _unread_device(trace)
     if events.rows.size:
         timeline = _gpu_timeline(trace, host, launches, events, delays, cut=cut)
-    elif (unread := _unread_device(trace)) is None:
+    elif unread is None:
         timeline = _cpu_timeline(trace, host, launches, events, delays)
     else:
         position = np.empty(0, dtype=np.int64)
-        unread = () if has_device else unread  # what the device did is recorded, but not in the known part
         timeline = RankTimeline(
             trace, False, host, delays, launches, events, position, limits=(*host.limits, *unread)
         )
@@ -344,15 +345,35 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
     )
     if not (launched or trace.info.devices or trace.info.backend in ("nccl", "rccl")):
         return None
-    if not launched and trace.rows_named(vocabulary.is_cpu_operator, Kind.CPU_OP).size:
+    if not launched and _computes_on_cpu(trace):
         return None
-    what = "the trace is of a GPU job, yet holds no GPU activity: " + (
-        "kernels were launched, but what ran of them was not recorded"
+    what = "the trace holds no GPU activity: " + (
+        "kernels were launched, but what ran of them was not recorded; call torch.cuda.synchronize() "
+        "before the profiler stops"
         if launched
-        else "neither kernels nor launches were recorded"
+        else "neither kernels nor launches were recorded; pass ProfilerActivity.CUDA to the profiler, "
+        "or, if the model was not on the GPU, move it there with model.to('cuda')"
     )
     effect = "nothing is said about this rank's device time"
     return (TraceLimit("no-gpu-activity", trace.info.source, what, effect),)
+
+
+def _computes_on_cpu(trace: Trace) -> bool:
+    """Whether operators compute on the CPU, in a trace without launches.
+
+    Some operators exist there alone. On CPUs each product of matrices resolves conjugates, on GPUs only that
+    of a factor that is one. Where calls of the runtime were recorded, and none launches, no product ran on
+    a GPU; in a file that is cut off launches may be missing.
+    """
+    if trace.rows_named(vocabulary.is_cpu_operator, Kind.CPU_OP).size:
+        return True
+    products = trace.rows_named(vocabulary.is_product, Kind.CPU_OP)
+    if not products.size:
+        return False
+    if trace.is_kind(Kind.RUNTIME).any() and trace.info.known_until_ns is None:
+        return True
+    resolving = trace.rows_named(lambda name: name == "aten::resolve_conj", Kind.CPU_OP)
+    return bool(is_among(products, enclosing_rows(trace, products, resolving)).all())
 
 
 def _own_extents(

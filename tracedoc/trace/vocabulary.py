@@ -356,6 +356,9 @@ is_cpu_operator = re.compile(
 ).match
 """True for an operator that exists on CPUs alone: those of oneDNN and FBGEMM, and ``..._cpu``."""
 
+is_product = re.compile(r"aten::(?:add)?mm$").match
+"""True for a product of two matrices, whatever device it runs on."""
+
 is_compile_range = re.compile(
     r".*\(dynamo_timed\)$|_compile\.compile_inner|compile_fx|entire_frame_compile|backend_compile|dynamo$"
 ).match
