@@ -163,6 +163,16 @@ def test_what_ranks_do_in_turn_is_named_by_the_one_that_did_it_in_the_step_with_
     assert first.gain.likely_ms == pytest.approx(30)  # of which the rank whose turn it is waits for none
 
 
+def test_operators_of_the_turn_are_named_where_pauses_are_nowhere_in_the_stacks(tmp_path: Path) -> None:
+    """Ranks pause for 30 ms in turn; in the step with stacks rank 1 runs operators of a function instead."""
+    late = LATE.replace("rank {}:", "rank {0} step {1}:").replace("{}", "")
+    turns = "".join(late.format(n % 2, n) for n in range(6))
+    operators = tuple(("aten::norm", 2.0 * at, 2.0 * at + 2) for at in range(15))
+    recorded = {0: (MAIN,), 1: (MAIN, SAVE, *operators)}
+    diagnosis = diagnosed(tmp_path, (0,), recorded, lanes_of_late=f"steps: 6\n{turns}")
+    assert diagnosis.facts["straggler_turn_code"].value == "`save_samples` (`train.py:4`)"
+
+
 def test_a_rank_without_stacks_is_unknown_and_says_so(tmp_path: Path) -> None:
     """As runs of earlier versions are, in which rank 0 alone recorded them."""
     diagnosis = diagnosed(tmp_path, (1,), {0: (MAIN, SAVE)})

@@ -190,11 +190,10 @@ def straggler_turn_code(run: RunView) -> Value:
     ]
     in_code = [one.cause_ns[one.cause_ns > 0] for one in stragglers(run) if one.cause in IN_CODE]
     lasted_ms = max((float(np.median(ns)) / 1e6 for ns in in_code if ns.size), default=0.0)
-    if not lasted_ms:
-        return str(most_work_place(run, others) or "none")
     found = [place_alone(run, rank, peers, lasted_ms, loading=False) for rank, peers in others]
-    alone = [place for place, compared in found if place is not None and compared]
-    return str(max(alone, key=lambda one: one.time_ns, default="none"))
+    alone = [place for place, compared in found if lasted_ms and place is not None and compared]
+    longest = max(alone, key=lambda one: one.time_ns, default=None)
+    return str(longest or most_work_place(run, others) or "none")
 
 
 @ranks_fact(unit="text", needs=("collectives", "multi_rank"))
