@@ -12,6 +12,12 @@ Range = tuple[float, float, float]
 TRANSFER, UNSPLIT = "link.transfer", "link.unsplit"
 """What remains of communication: with no waiting in it, or such that may be waiting for peers."""
 
+BUBBLE, UNSEEN = "pipeline.bubble", "pipeline.unseen"
+"""What remains of waiting between stages: by the schedule, or whatever stages that were not captured do."""
+
+UNKNOWN_WAITS = (UNSPLIT, UNSEEN)
+"""Causes that may be waiting for what was not captured: nobody knows what a change would save of them."""
+
 CAUSE_WORDS: dict[str, str] = {
     "slow_steps": "a few steps far longer than the others",
     "input.wait": "waiting for the next batch",
@@ -29,7 +35,8 @@ CAUSE_WORDS: dict[str, str] = {
     "ranks.host": "ranks whose host is slower than its peers",
     "ranks.input": "ranks whose batch comes later than their peers'",
     "pipeline.imbalance": "pipeline stages of unequal work",
-    "pipeline.bubble": "the pipeline schedule's own bubble",
+    BUBBLE: "the pipeline schedule's own bubble",
+    UNSEEN: "waiting for pipeline stages that were not captured",
     "pipeline.transfer": "sends and receives between stages",
     "order.gathers": "late gathers of parameters",
     "order.reductions": "late reductions of gradients",
@@ -59,7 +66,7 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 """Families of causes, and causes: what rules may name."""
 
 
-INHERENT = ("pipeline.bubble",)
+INHERENT = (BUBBLE,)
 """Causes that a training strategy has by itself: told, but never a warning."""
 
 PACED_BY_HOST = ("host.launch", "host.pause", "host.between")

@@ -113,6 +113,36 @@ def test_a_bubble_before_a_stage_that_is_missing_is_the_schedule_s(
     assert uneven is None or uneven.share_ms < NEAR * truth.step_ms
 
 
+@pytest.mark.parametrize("missing", [(0,), (1,), (2,), (3,), (0, 1), (1, 2, 3)])
+def test_a_host_that_waits_costs_no_more_where_ranks_are_missing(
+    missing: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A stage that was not captured sends no sooner because the others read their loss later.
+
+    Where stages at an end are missing it is not known how many there are, and what the schedule lets idle.
+    """
+    truth = Truth(replace(JOB, micro_batches=4, jitter=0.02))
+    write_traces(truth.played, truth.job.ranks, tmp_path, Capture(missing=missing))
+    diagnosis = tracedoc.diagnose(tmp_path)
+    found = causes(diagnosis)
+    assert truth.step_ms - Truth(replace(truth.job, logs=False)).step_ms < 1
+    assert "host.sync" not in found or found["host.sync"].share_ms < 1
+    waits = "pipeline.unseen" if len(missing) > 1 else "pipeline.bubble"
+    assert found[waits].alone_ms[1] == pytest.approx(72, rel=NEAR)
+    assert not [one for one in diagnosis.findings if one.severity != "note"]
+    if waits == "pipeline.unseen":
+        assert "Waiting for pipeline stages that were not captured: 7" in diagnosis.summary
+
+
+def test_what_a_slow_host_holds_up_is_known_where_what_it_sends_is_answered(tmp_path: Path) -> None:
+    truth = Truth(replace(JOB, jitter=0.02, faults=(Fault("straggler-host", 1, 60.0),)))
+    write_traces(truth.played, truth.job.ranks, tmp_path, Capture(missing=(2, 3)))
+    found = causes(tracedoc.diagnose(tmp_path))["ranks.host"]
+    true = truth.gain_of_fault("straggler-host")
+    assert found.alone_ms[1] == pytest.approx(true, abs=NEAR * truth.step_ms)
+    assert found.ranks == (1,)
+
+
 def test_a_heavy_first_stage_that_works_while_the_others_fill_costs_nothing(tmp_path: Path) -> None:
     """Its forward passes are long while it would wait for a gradient: shared out, the step is longer."""
     job = replace(JOB, micro_batches=4, faults=(Fault("heavy-stage", 0, 1.7),))

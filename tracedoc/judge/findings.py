@@ -29,7 +29,7 @@ from tracedoc.judge.wording import (
     says_something,
     with_ranks,
 )
-from tracedoc.ledger import UNSPLIT, Ledger, LedgerCause
+from tracedoc.ledger import UNKNOWN_WAITS, Ledger, LedgerCause
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value
@@ -191,11 +191,11 @@ def plain_finding(
     rule = min(standing, key=lambda one: one.id in unfit, default=None)
     shown, fixes = standing_for(rule, cause.ranks, measurements) if rule else ("", ())
     severity = severity_by_ledger(None, (cause,), cause.share_ms, alone, confidence, ledger, measurements)
-    unsplit = cause.id == UNSPLIT  # nobody knows what a change would save of time that may be waiting
+    unknown = cause.id in UNKNOWN_WAITS
     return Finding(
         id=cause.id,
         rule_id=cause.id,
-        severity="note" if unsplit else severity,
+        severity="note" if unknown else severity,
         confidence=confidence,
         title=words,
         message=shown or f"{words}{f' ({where})' if where else ''}.",
@@ -204,8 +204,8 @@ def plain_finding(
         ranks=cause.ranks or measurements.ranks,
         steps=ledger.steps,
         evidence=(),
-        gain=None if unsplit else Gain(alone[0], alone[2], "ledger", (), alone[1]),
-        fixes=() if unsplit else fixes,
+        gain=None if unknown else Gain(alone[0], alone[2], "ledger", (), alone[1]),
+        fixes=() if unknown else fixes,
         says=where,
         cost_ms=cause.share_ms,
         alone_ms=alone[1],

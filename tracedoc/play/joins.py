@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.play.run_program import CollectiveParts, Gathering, RunProgram
 from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.ranks.matching import Matching
 from tracedoc.spans import Int64Array
-from tracedoc.step.program import RankProgram
+from tracedoc.step.program import Cause, RankProgram
 from tracedoc.timeline.collective_roles import is_extra
 from tracedoc.timeline.collective_table import NONE, CollectiveTable, by_rank
+from tracedoc.trace.distinct import distinct
+from tracedoc.trace.vocabulary import P2P_OPS
 
 SLACK_NS = 100_000
 SLACK_SHARE = 0.1
@@ -45,6 +48,8 @@ def join_run(
     shortest = np.minimum.reduceat(length_of_part, matching.first[:-1]) if len(matching) else length_of_part
     gathering, base, offsets = Gathering(len(ranks)), 0, []
     columns: list[dict[str, npt.NDArray[Any]]] = []
+    peers: list[Int64Array] = []
+    ends: list[Int64Array] = []
     kinds: dict[str, int] = {}
     for rank, program, table, gradient, role in zip(ranks, programs, tables, gradients, roles, strict=True):
         gathering.add(rank, program)
@@ -56,11 +61,11 @@ def join_run(
         parts = parts[known[matching.operation[parts]]]
         at, operations = matching.part_row[parts], matching.operation[parts]
         found[at], length[at] = operations, matching.end_ns[parts] - latest[operations]
-        joined = found[rows] >= 0
+        met = found[rows] >= 0
         op, moved = found[rows], program.dur[mine].astype(np.int64)
         group, complete = np.full(mine.size, NONE, dtype=np.int32), np.zeros(mine.size, dtype=bool)
-        group[joined], complete[joined] = matching.group[op[joined]], matching.complete[op[joined]]
-        moved[joined] = _moved(length[rows[joined]], shortest[op[joined]], is_cpu=program.is_cpu)
+        group[met], complete[met] = matching.group[op[met]], matching.complete[op[met]]
+        moved[met] = _moved(length[rows[met]], shortest[op[met]], is_cpu=program.is_cpu)
         names = [kinds.setdefault(one.op, len(kinds)) for one in table.kinds] or [0]
         blocks = np.full(program.events, NONE, dtype=np.int32)
         blocks[program.unit_event] = program.unit_block
@@ -78,6 +83,10 @@ def join_run(
                 "block": blocks[mine],
             }
         )
+        of_kinds = [one.peer if one.op in P2P_OPS and one.peer is not None else NONE for one in table.kinds]
+        peers.append(np.array(of_kinds or [NONE], dtype=np.int64)[table.kind[rows]])
+        ended = table.end_ns[rows]
+        ends.append(matching.clock.to_common(rank, ended) if rank in position else ended)
         begins = np.array([program.start_ns], dtype=np.int64)
         offsets.append(int(matching.clock.to_common(rank, begins)[0]) if rank in position else int(begins[0]))
         base += program.events
@@ -93,7 +102,10 @@ def join_run(
     )
     first = min(offsets, default=0)
     starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))
-    return gathering.joined(collectives, starts.astype(np.int64), spare_cores)
+    joined = gathering.joined(collectives, starts.astype(np.int64), spare_cores)
+    if not matching.staged or not matching.clock.aligned:
+        return joined
+    return _answered(joined, np.concatenate(peers), np.concatenate(ends))
 
 
 def _moved(length_ns: Int64Array, shortest_ns: Int64Array, *, is_cpu: bool) -> Int64Array:
@@ -104,3 +116,48 @@ def _moved(length_ns: Int64Array, shortest_ns: Int64Array, *, is_cpu: bool) -> I
     """
     doubtful = np.abs(length_ns - shortest_ns) > np.maximum(SLACK_NS, SLACK_SHARE * shortest_ns)
     return np.where(doubtful & (not is_cpu), shortest_ns, np.maximum(length_ns, 0))
+
+
+WAITED = 1.5
+"""A receive that takes so many times what the shortest send or receive of its size takes has waited."""
+
+
+def _answered(program: RunProgram, peer: Int64Array, end_ns: Int64Array) -> RunProgram:
+    """Return the program in which ranks that were not captured answer no sooner than they did.
+
+    ``peer`` is the other rank of each part that is a send or receive, ``NONE`` of others, ``end_ns`` is when
+    each ended, on one clock. What came from such a rank, and was waited for, comes as long after the last
+    message that was sent to it before, if need be in the step before: with that one earlier it may be, too.
+    """
+    layout, joins = program.layout, program.layout.joins
+    lone = np.flatnonzero(~joins.complete & (peer != NONE))
+    names = np.array(joins.kinds)[joins.kind[lone]]
+    shortest: dict[int, int] = {}
+    for size, length in zip(joins.nbytes[lone].tolist(), joins.transfer_ns[lone].tolist(), strict=True):
+        shortest[size] = min(shortest.get(size, length), length)
+    least = np.array([shortest[size] for size in joins.nbytes[lone].tolist()])
+    received = (names != "send") & (joins.transfer_ns[lone] > WAITED * least)
+    ties: list[tuple[int, int, int, bool]] = []
+    for one in distinct(peer[lone[received]]).tolist():
+        sent = lone[(names != "recv") & (peer[lone] == one)]
+        sent = sent[np.argsort(end_ns[sent], kind="stable")]
+        for part in lone[received & (peer[lone] == one)].tolist() if sent.size else ():
+            event = int(joins.event[part])
+            place = int(np.searchsorted(end_ns[sent], end_ns[part])) - 1
+            lag = int(end_ns[part] - joins.transfer_ns[part] - end_ns[sent[place]])
+            if place < 0:
+                lag += layout.notes[int(layout.rank_of_event(event))].step_ns
+            ties.append((int(joins.event[sent[place]]), event, lag - int(layout.delay[event]), place < 0))
+    if not ties:
+        return program
+    source, target, lags, back = zip(*ties, strict=True)
+    more: dict[str, npt.NDArray[Any]] = {
+        "cause_kind": np.full(len(ties), Cause.ANSWER, dtype=np.uint8),
+        "cause_from": np.array(source, dtype=np.int32),
+        "cause_to": np.array(target, dtype=np.int32),
+        "cause_lag": np.array(lags, dtype=np.int64),
+        "cause_back": np.array(back),
+    }
+    columns = {name: np.concatenate((getattr(layout, name), one)) for name, one in more.items()}
+    active = np.concatenate((program.active, np.ones(len(ties), dtype=bool)))
+    return program.edited(layout=replace(layout, **columns), active=active)

@@ -39,14 +39,15 @@ def as_scenario(program: RunProgram, scenario: Scenario) -> RunProgram:
     """The program in one scenario.
 
     The slow one keeps what the causes leave unexplained, and orders that may or may not be needed; the fast
-    one leaves out what gathers of no known unit may be needed for. A wait for a batch tells no more than that
-    it was not there: in the slow scenario workers take as long for each as between two of them, and a shorter
-    step waits longer; in the fast one what was waited is what handing over takes.
+    one leaves out what gathers of no known unit may be needed for, and that ranks that were not captured may
+    send no sooner. A wait for a batch tells no more than that it was not there: in the slow scenario workers
+    take as long for each as between two of them, and a shorter step waits longer; in the fast one what was
+    waited is what handing over takes.
     """
     program = with_batches(_without_idle_hosts(program), scenario)
     contention = _contention(program, scenario)
     if scenario is Scenario.FAST:
-        sure = program.active & (program.layout.cause_kind != Cause.USE)
+        sure = program.active & ~np.isin(program.layout.cause_kind, (Cause.USE, Cause.ANSWER))
         return program.edited(scenario=scenario, contention=contention, active=sure)
     if scenario is Scenario.LIKELY:
         return program.edited(scenario=scenario, contention=contention)

@@ -105,6 +105,7 @@ class Cause(IntEnum):
     DATA = 8  # an order that data demands: reduced gradients, gathered and updated parameters
     USE = 9  # compute that is launched next after a gather of no known unit: it may need what is gathered
     LIMIT = 10  # a gather is called when few are in flight, whether the host waits for that today or not
+    ANSWER = 11  # a rank that was not captured answers no sooner after what is sent to it
 
 
 Part = tuple[Cause, Int64Array, Int64Array, Int64Array]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.ledger import TRANSFER, UNSPLIT
+from tracedoc.ledger import BUBBLE, TRANSFER, UNSEEN, UNSPLIT
 from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
@@ -115,7 +115,7 @@ def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
     even = even_times(run, program)
     found = {
         "ranks": _ranks(program, even),
-        "pipeline": _pipeline(program, even),
+        "pipeline": _pipeline(run, program, even),
         "input": _input(program, even),
         "host": _host(run, program, even),
         "offload": _offload(replay, program),
@@ -415,7 +415,7 @@ def _below_link(run: RunView, program: RunProgram) -> npt.NDArray[np.float64]:
     return found
 
 
-def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
+def _pipeline(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | None:
     passes = between_stages(program)
     if not passes.any():
         return None
@@ -425,18 +425,20 @@ def _pipeline(program: RunProgram, even: Even) -> Family[Removal] | None:
     # The longest stages give to the others what they compute more than the mean one.
     dur = _taken(even.dur, balanced_stages(program, even))
     lag = _taken(even.lag, balanced_hosts(program, even)) if program.layout.is_cpu else None
-    moved, unseen = dur.any() or (lag is not None and lag.any()), transfer - sent
+    moved, waits = dur.any() or (lag is not None and lag.any()), transfer - sent
     if even.bubble_frac is None or not all(even.stages):
-        unseen = waits_beyond_schedule(program, even)
-        moved = moved or unseen.any()
+        waits = waits_beyond_schedule(program, even)
+        moved = moved or waits.any()
     members = {
         "pipeline.transfer": Removal.of(transfer=sent),
-        "pipeline.imbalance": Removal.of(dur=dur, lag=lag, transfer=unseen) if moved else None,
+        "pipeline.imbalance": Removal.of(dur=dur, lag=lag, transfer=waits) if moved else None,
     }
     there = {name: one for name, one in members.items() if one is not None}
     # A stage that nobody waits for still takes as long as its work.
     uneven = [there[name] for name in ("pipeline.imbalance",) if name in there]
     # Stages wait for a slow rank as well: the bubble is what remains when all are equal.
-    whole = Removal.of(transfer=transfer, alone=passes)
+    whole = Removal.of(transfer=transfer, alone=passes, dropped=program.layout.cause_kind == Cause.ANSWER)
     assert whole is not None
-    return Family((whole, *uneven), there, "pipeline.bubble", "ranks")
+    # How long the schedule lets a stage wait is known where all stages are.
+    unseen = even.bubble_frac is None and len(run.digests) < (run.world_size or 2)
+    return Family((whole, *uneven), there, UNSEEN if unseen else BUBBLE, "ranks")

@@ -132,7 +132,7 @@ def _away_longer_ns(run: RunView, number: int) -> float:
 def pipeline_schedule_bubble_frac(run: RunView) -> Value:
     """Share of the passes' time that a rank waits by the schedule (:attr:`Pipeline.bubble_frac`)."""
     share = needed(_pipeline(run)).bubble_frac
-    return Unknown("the number of micro-batches is not known") if share is None else share
+    return Unknown("the number of stages or micro-batches is not known") if share is None else share
 
 
 def _pipeline(run: RunView) -> Pipeline | Unknown:

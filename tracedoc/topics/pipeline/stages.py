@@ -41,7 +41,8 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
     work on the device, known in CPU runs (:func:`cpu_work`), whose passes are whole steps without
     communication.
     ``micro_batches`` are those of a step; each passes through every rank ``chunks`` times, more than once in
-    an interleaved schedule. ``alternates``: forward and backward passes do, as in 1F1B.
+    an interleaved schedule. ``alternates``: forward and backward passes do, as in 1F1B. ``open_ended``: there
+    may be stages beyond those at an end, of which no rank was captured.
     """
 
     chains: tuple[tuple[int, ...], ...]
@@ -52,6 +53,7 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
     micro_batches: int
     chunks: int = 1
     alternates: bool = False
+    open_ended: bool = False
 
     @property
     def stages(self) -> tuple[tuple[int, ...], ...]:
@@ -69,8 +71,10 @@ class Pipeline(msgspec.Struct, frozen=True, eq=False):
         """The share of the passes' time that a rank waits by the schedule: (p - 1) / (v m + p - 1).
 
         With p equal stages of v chunks and m micro-batches, of GPipe and of 1F1B alike. ``None`` where the
-        number of micro-batches is not known.
+        number of stages or of micro-batches is not known.
         """
+        if self.open_ended:
+            return None
         passes, others = self.chunks * self.micro_batches, len(self.chains[0]) - 1
         return others / (passes + others) if passes else None
 
@@ -124,7 +128,11 @@ def pipeline(run: RunView) -> Pipeline | None:
     stage_of_rank = {rank: number for chain in ranks for number, rank in enumerate(chain)}
     micro_batches, chunks = _micro_batches(run, ranks, steps)
     alternates = _alternates(run, stage_of_rank, steps)
-    return Pipeline(chains, stage_of_rank, steps, pass_ns, away_ns, micro_batches, chunks, alternates)
+    more = run.world_size is None or len(stage_of_rank) < run.world_size
+    open_ended = more and any(NOT_CAPTURED in (chain[0], chain[-1]) for chain in chains)
+    return Pipeline(
+        chains, stage_of_rank, steps, pass_ns, away_ns, micro_batches, chunks, alternates, open_ended
+    )
 
 
 def _chains(run: RunView) -> list[list[int]]:
