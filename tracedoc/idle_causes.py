@@ -41,9 +41,7 @@ WORDS = {
     "sync": CauseWords("the host blocks on the GPU", "waits for the GPU"),
     "loading": CauseWords("kernels and libraries are loaded", "loads kernels and libraries"),
     "operator": CauseWords("operators on the CPU", "computes in an operator on the CPU"),
-    "compile": CauseWords(
-        "code is compiled", "compiles", "code is compiled, which TORCH_LOGS=recompiles explains"
-    ),
+    "compile": CauseWords("code is compiled", "compiles"),
     "gc": CauseWords("garbage collection", "collects garbage", "Python collects garbage"),
     "profiler": CauseWords("the profiler itself", "serves the profiler"),
     "launch": CauseWords("the next kernel is not launched yet", "launches"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import tracedoc
 from tracedoc.pipeline import Options, diagnose
 from tracedoc.testing import TraceBuilder
+from tracedoc.timeline.idle import host_spans
 
 
 def test_an_operator_that_waits_for_a_collective_inside_does_not_compute_meanwhile(tmp_path: Path) -> None:
@@ -49,3 +51,25 @@ def test_operators_that_make_samples_or_are_traced_by_a_compiler_are_no_compute(
     causes = found.budget.idle_causes_ms
     assert (causes["input"], causes["compile"], causes["unknown"]) == (40, 20, 10)
     assert {one.rule_id for one in found.findings} == {"input-stall", "recompilation", "host.pause"}
+
+
+def test_torchscript_compiles_where_no_operator_runs_in_its_first_calls(tmp_path: Path) -> None:
+    """Of five calls of 20 ms, 5 ms after what runs before each, the first two take 60 and 30 ms more.
+
+    What the script does before each of the calls is its own.
+    """
+    builder, start = TraceBuilder(0, 1, device=None), 0.0
+    for before, inside in ((65, 0), (15, 20), (5, 0), (5, 0), (5, 0)):
+        builder.host("aten::randn", start, start + 10)
+        begins = start + 10 + before
+        builder.host("forward", begins, begins + 20 + inside)
+        builder.host("aten::linear", begins, begins + 10)
+        builder.host("aten::tanh", begins + 10 + inside, begins + 20 + inside)
+        start = begins + 20 + inside
+    trace = tracedoc.load(builder.write(tmp_path / "rank-0.json"))
+    assert host_spans(trace).compile.total_ns == 90_000_000
+    found = diagnose([tmp_path], Options(jobs=1))
+    # 30 of operators and 5 before them five times, and 90.
+    assert found.ledger is not None
+    assert {one.id: round(one.share_ms) for one in found.ledger.causes}["host.compile"] == 90
+    assert "warm-up-captured" in {one.rule_id for one in found.findings}

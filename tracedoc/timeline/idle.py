@@ -173,8 +173,43 @@ def host_spans(trace: Trace) -> HostSpans:
     loads = trace.rows_named(lambda name: "Loading" in name or "Compiler" in name, Kind.OVERHEAD)
     profiling = difference(trace.rows(Kind.OVERHEAD), loads)
     loading |= trace.spans(loads)
-    compiling |= building | _graph_captures(trace)
+    compiling |= building | _graph_captures(trace) | _script_compiling(trace)
     return HostSpans(loader, allocator, sync, loading, compiling, collecting, trace.spans(profiling))
+
+
+WARM_CALLS = 2
+"""TorchScript watches the first call of a graph, and compiles it in the second."""
+
+
+def _script_compiling(trace: Trace) -> Spans:
+    """When TorchScript compiles: no operator runs for a millisecond or more within the graphs that it runs.
+
+    So it is before its first calls, as far as that takes longer than it usually does before one. What comes
+    in every call is a function that TorchScript leaves to Python.
+    """
+    ranges = trace.rows_named(vocabulary.is_script_range, Kind.CPU_OP)
+    found = Spans.empty()
+    for thread in trace.thread.distinct(ranges).tolist():
+        graphs = trace.spans(ranges[trace.thread.among([thread], ranges)])
+        rows = trace.rows(Kind.CPU_OP, Kind.RUNTIME)
+        rows = rows[trace.thread.among([thread], rows)]
+        begins = int(trace.ts_ns[rows[0]])
+        busy = trace.spans(rows[trace.named_among(rows, _runs_in_script)])
+        pauses = (graphs - busy).at_least(PAUSE_NS)
+        if len(graphs) <= WARM_CALLS or not pauses.covered_ns(graphs.starts, graphs.ends).all():
+            found |= pauses
+        if len(graphs) > WARM_CALLS:
+            done = np.append(begins, busy.ends)[np.searchsorted(busy.ends, graphs.starts, side="right")]
+            usual = int(np.median(graphs.starts - done))
+            done, called = done[:WARM_CALLS] + usual, graphs.starts[:WARM_CALLS]
+            long = called - done >= PAUSE_NS
+            found |= Spans(done[long], called[long])
+    return found
+
+
+def _runs_in_script(name: str) -> bool:
+    """True for what is no range of TorchScript around others, and no part of its compiling (``defaults``)."""
+    return is_library_operator(name) or vocabulary.runtime_role(name) is not RuntimeRole.OTHER
 
 
 _DELAYS = (RuntimeRole.ALLOCATION, RuntimeRole.SYNC, RuntimeRole.MODULE_LOAD)

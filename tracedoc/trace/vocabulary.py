@@ -364,6 +364,14 @@ is_compile_range = re.compile(
 ).match
 """True for compilation (Dynamo, Inductor), not for running compiled code."""
 
+is_script_range = re.compile(
+    r"forward$|fallback_function$|<(?:forward|backward) op>$|torch::jit::\(anonymous namespace\)::"
+).match
+"""True for an operator's range in which TorchScript runs a graph: of a module, of a part, or backward.
+
+One of a scripted function has that function's name and is not known by it.
+"""
+
 is_generated_kernel = re.compile(
     r"fused_[a-z_]|nvfuser_|(?:void )?(?:nvfuser::|CudaCodeGen::)|triton_[a-z]+_fused"
 ).match

@@ -160,16 +160,19 @@ def sync_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     return idle_of_cause(timeline, "sync")
 
 
-@rank_fact(unit="ms", needs=("launches",), interval="GPU idle: code is loaded or compiled")
+@rank_fact(unit="ms", needs=("kernels",), interval="idle: code is loaded or compiled")
 def warm_up_idle_ms(timeline: RankTimeline) -> Spans | Unknown:
     """Idle time of the median step in which kernels and libraries are loaded, or code is compiled.
 
     A kernel is loaded when it is launched for the first time: the call, and what its operator does before it,
     take a millisecond or more. A time before the first launch of a kernel that a fuser generated is that of
-    compiling it.
+    compiling it; one within the graphs that TorchScript runs, with no operator, is that of compiling them.
+    On a CPU loading is not seen.
     """
     if timeline.judged is None or timeline.idle is None:
         return NO_STEP
+    if not (timeline.is_cpu or timeline.launches.linked.any()):
+        return NO_LAUNCH
     return idle_of(timeline, "loading") | idle_of(timeline, "compile")
 
 
