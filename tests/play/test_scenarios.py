@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -9,7 +12,8 @@ from msgspec.structs import replace
 from tests.play.drawn_programs import draw_run
 from tracedoc.play.player import OverlapShare, slow_down
 from tracedoc.play.run_program import CollectiveParts, Scenario
-from tracedoc.play.scenarios import as_scenario, split_transfers, with_batches
+from tracedoc.play.scenarios import as_scenario, call_latency, split_transfers, with_batches
+from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.step.program import UNKNOWN_SHARE
 from tracedoc.timeline.collective_table import NONE
 
@@ -66,6 +70,17 @@ def test_latency_of_several_sizes_is_that_of_their_line() -> None:
     assert fast == pytest.approx([14] * 4, abs=0.01)
     assert likely == pytest.approx([20] * 4, abs=0.01)
     assert slow == pytest.approx([26] * 4, abs=0.01)
+
+
+def test_between_hosts_several_sizes_say_what_a_call_takes() -> None:
+    """20 us, and 10 us for each MiB: what transfers of one size differ by is no latency."""
+    sizes = [MIB, MIB, 4 * MIB, 4 * MIB, 16 * MIB, 16 * MIB, 16 * MIB]
+    joins = parts([30, 30, 60, 60, 140, 180, 220], sizes)
+    joins = replace(joins, links=(SizeCurve(None, 60.0 * MIB, 60.0 * MIB),))
+    program = SimpleNamespace(layout=SimpleNamespace(joins=joins), transfer=joins.transfer_ns)
+    splits = {one: split_transfers(joins, one) for one in Scenario}
+    saved = [call_latency(cast(Any, program), splits, one) / 1000 for one in Scenario]
+    assert saved == [pytest.approx([us] * len(sizes)) for us in (30, 20, 10)]
 
 
 def test_what_may_be_waiting_for_a_missing_rank_stays() -> None:

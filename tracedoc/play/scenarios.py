@@ -150,8 +150,9 @@ def call_latency(program: RunProgram, splits: Mapping[Scenario, Split], scenario
     """Return the nanoseconds of each transfer that one call less saves: most of them in the fast scenario.
 
     Of all-gathers, reduce-scatters and all-reduces that is what a line through two sizes says, else the
-    curve of the group's link, and at most all beyond its full rate. Where the rate is not known, as between
-    processes of a host, it may be all beyond the fastest transfer. Other collectives save the latency in
+    curve of the group's link, and at most all beyond its full rate. Where no rate is known, as between
+    processes of a host, it may be all beyond the fastest transfer; between hosts where sizes tell nothing
+    either. Other collectives save the latency in
     ``splits``, which is least in the fast scenario. None saves more than its transfer.
     """
     joins, transfer_ns = program.layout.joins, program.transfer
@@ -174,7 +175,7 @@ def call_latency(program: RunProgram, splits: Mapping[Scenario, Split], scenario
             if line is not None:
                 fitted = max(line.latency_ns, 0.0)
                 most[mine], likely[mine], least[mine] = (share * fitted for share in FIT_SHARES)
-            if link is None or not link.peak_gbps:
+            if link is None or (not link.peak_gbps and line is None):
                 # The link moves bytes as fast as in its fastest transfer, at least.
                 beyond = moved - sizes * (moved / sizes).min()
                 most[mine] = np.maximum(most[mine], beyond)

@@ -58,7 +58,8 @@ FIT_SPREAD = 4
 """A line is fitted where a group has so many sizes, and the largest is so many times the smallest."""
 
 FIT_RANGE = 16
-"""A fitted half-rate size this many times smaller or larger than the table's is noise, not a curve."""
+"""A fitted latency this many times shorter or longer than the table's is noise. A link that moves bytes
+slowly takes a call no longer, and reaches half of its rate with smaller messages."""
 
 
 class SizeCurve(msgspec.Struct, frozen=True):
@@ -114,8 +115,9 @@ def size_curve(device: str, ranks: int, hosts: int = 1) -> SizeCurve | None:
     if peak.peer_gbps is None:
         return SizeCurve(rate, half, scaled)
     # Some pairs may have several links, so that fewer devices reach as much as all.
-    pairs = MESH_SHARE * min(peak.link_gbps, peak.peer_gbps * (ranks - 1))
-    return SizeCurve(pairs, half, scaled, most_gbps=rate)
+    pairs = min(peak.link_gbps, peak.peer_gbps * (ranks - 1))
+    # A call takes as long over few links, which move fewer bytes meanwhile.
+    return SizeCurve(MESH_SHARE * pairs, half, scaled * pairs / peak.link_gbps, most_gbps=rate)
 
 
 def ring_gbps(link_gbps: float) -> float:
@@ -197,24 +199,26 @@ def group_curves(matching: Matching, seats: Mapping[int, Seat]) -> tuple[SizeCur
     curves: list[SizeCurve | None] = []
     order = np.lexsort((op, group))
     edges = boundaries(group[order], op[order])
-    fits: dict[int, list[float]] = defaultdict(list)
+    halves: dict[int, list[float]] = defaultdict(list)
     slow: dict[int, list[float]] = defaultdict(list)
     table = [_from_table(members, seats) for members in matching.groups]
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         mine = order[begin:end]
         number = int(group[mine[0]])
+        curve = table[number]
+        if curve is None:
+            continue
+        factor = busbw_factor(matching.ops[int(op[mine[0]])], matching.groups[number].size)
+        rate = (curve.peak_gbps or HOSTS_GBPS) / factor
         line = fit_line(sizes[mine], transfer_ns[mine])
-        if line is not None and line.half_bytes > 0:
-            fits[number].append(line.half_bytes)
-        elif (curve := table[number]) is not None:
-            factor = busbw_factor(matching.ops[int(op[mine[0]])], matching.groups[number].size)
-            rate = (curve.peak_gbps or HOSTS_GBPS) / factor
+        if line is None or line.latency_ns <= 0:
             slow[number] += _half_of_slow(curve, rate, sizes[mine], transfer_ns[mine])
+        elif 1 / FIT_RANGE <= line.latency_ns * rate / curve.half_bytes <= FIT_RANGE:
+            halves[number].append(line.half_bytes)
     for number, curve in enumerate(table):
-        if curve is not None:
-            near = [half for half in fits[number] if 1 / FIT_RANGE <= half / curve.half_bytes <= FIT_RANGE]
-            near = near or slow[number]
-            curve = replace(curve, fitted_half_bytes=float(np.median(near))) if near else curve
+        found = halves[number] or slow[number]
+        if curve is not None and found:
+            curve = replace(curve, fitted_half_bytes=float(np.median(found)))
         curves.append(curve)
     return tuple(curves)
 
