@@ -112,8 +112,8 @@ def test_a_preview_rule_is_named_like_others(tmp_path: Path) -> None:
     assert [one.rule_id for one in found.findings] == ["host-away"]
     assert found.summary == (
         "Long host gaps (up to 40 ms of the 100 ms step): 1 long gap a step in which the host launches "
-        "nothing, all in aten::sort (between two steps). Compute on the GPU what an operator computes on the "
-        "CPU (100 ms -> 60 ms at best)."
+        "nothing, above all in aten::sort (between two steps). Compute on the GPU what an operator computes "
+        "on the CPU (100 ms -> 60 ms at best)."
     )
 
 

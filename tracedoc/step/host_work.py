@@ -19,6 +19,7 @@ from tracedoc.timeline.host import (
     rank_work,
     work_before_collectives,
 )
+from tracedoc.timeline.lags import QUIET_NS
 from tracedoc.timeline.rare_code import RareCode, rare_code
 from tracedoc.timeline.script_code import CodePlace, places_of_timeline
 from tracedoc.timeline.syncs import Syncs, wait_causes
@@ -54,7 +55,8 @@ class SyncTotal(msgspec.Struct, frozen=True):
 class AwayTotal(msgspec.Struct, frozen=True):
     """Late-launch gaps of the judged step too long for the pace of launches, by what the host did in them.
 
-    ``doing`` is the outermost operator that fills half of a gap or more, "Python" where none does.
+    ``doing`` is the outermost operator in which the host is for longest in a gap, "Python" where it is longer
+    in none.
     """
 
     doing: str
@@ -135,7 +137,7 @@ def away_totals(timeline: RankTimeline, host: HostPhases, spans: Spans) -> tuple
     kept = np.argsort(spans.starts - spans.ends, kind="stable")[:MAX_GAPS]
     starts, ends = spans.starts[kept], spans.ends[kept]
     phases = host.at((starts + ends) // 2)
-    operators = long_operators(timeline, int((ends - starts).min()) // 2)
+    operators = long_operators(timeline, min(int((ends - starts).min()) // 2, QUIET_NS))
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
         total = totals[operator_filling(timeline, operators, start, end) or "Python", PHASES[phases[place]]]
@@ -154,12 +156,24 @@ def long_operators(timeline: RankTimeline, least_ns: int) -> np.ndarray:
 
 
 def operator_filling(timeline: RankTimeline, operators: np.ndarray, start_ns: int, end_ns: int) -> str | None:
-    """Return the outermost library operator, of these rows, that fills half of an interval or more."""
+    """Return the library operator, of these rows, in which the host is for longest in an interval.
+
+    The outermost counts, if it takes as long as what lies outside of all; else another range that fills half.
+    """
     trace = timeline.trace
     shared = np.minimum(trace.end_ns[operators], end_ns) - np.maximum(trace.ts_ns[operators], start_ns)
-    rows = operators[shared >= (end_ns - start_ns) // 2]
-    names = [trace.row_name(row) for row in rows.tolist()]  # in time order: the outermost first
-    return next((name for name in names if is_library(name)), names[-1] if names else None)
+    totals: dict[str, int] = defaultdict(int)
+    reach, outside = start_ns, end_ns - start_ns
+    for row in operators[shared > 0].tolist():  # in time order: the outermost first
+        if is_library(name := trace.row_name(row)):
+            within = max(min(int(trace.end_ns[row]), end_ns) - max(int(trace.ts_ns[row]), reach), 0)
+            totals[name] += within
+            reach, outside = max(reach, int(trace.end_ns[row])), outside - within
+    longest = max(totals, key=lambda name: totals[name], default="")
+    if longest and totals[longest] >= outside:
+        return longest
+    filling = operators[shared >= (end_ns - start_ns) // 2]
+    return trace.row_name(int(filling[-1])) if filling.size else None
 
 
 def judged_syncs(timeline: RankTimeline) -> tuple[Syncs, np.ndarray]:

@@ -94,7 +94,27 @@ def test_a_long_gap_is_named_by_the_operator_that_fills_it(tmp_path: Path) -> No
     facts = facts_of(builder.write(tmp_path / "rank-0.json"))
     assert facts["host_away_gaps"] == 1
     assert (facts["host_away_operator"], facts["host_away_phase"]) == ("aten::sort", "between two steps")
-    assert facts["host_away_kinds"] == 1
+
+
+@pytest.mark.parametrize(("second_ends", "doing"), [(99, "aten::randint"), (88, "Python")])
+def test_a_gap_is_that_of_its_longest_operator_if_less_lies_outside_of_all(
+    tmp_path: Path, second_ends: float, doing: str
+) -> None:
+    """Of 40 ms one takes 19 and another 17, which leaves 4; or 16 and 6, which leaves 18."""
+    first_ends = 80 if second_ends == 99 else 77
+    (builder,) = parse_lanes(
+        f"""
+        step: 100
+        lead: 0.01
+        compute    0-60  x100
+        backward   50-55
+        host       61-{first_ends}  name=aten::randint
+        host       82-{second_ends}  name=aten::sort
+        host       99.2-99.3
+        """,
+        ranks=1,
+    )
+    assert facts_of(builder.write(tmp_path / "rank-0.json"))["host_away_operator"] == doing
 
 
 def test_gaps_of_one_kind_are_told_by_number_longest_and_sum(tmp_path: Path) -> None:

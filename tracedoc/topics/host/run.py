@@ -76,9 +76,9 @@ def sync_places(run: RunView, digest: RankDigest) -> Value:
 
 @ranks_fact(unit="text", needs=("launches", host_away_idle_ms))
 def host_away_operator(run: RunView, digest: RankDigest) -> Value:
-    """The operator that fills most of the gaps of :func:`host_away_idle_ms`: half of each or more of them.
+    """The operator in which the host is for longest in the gaps of :func:`host_away_idle_ms`.
 
-    "Python" where no operator does. Gaps in one phase of the step count together.
+    "Python" where it is longer in no operator. Gaps in one phase of the step count together.
     """
     return needed(_gaps(digest))[0].doing
 
@@ -91,12 +91,6 @@ def host_away_phase(run: RunView, digest: RankDigest) -> Value:
     "the optimizer", "between two steps"; else "an unknown phase".
     """
     return needed(_gaps(digest))[0].where
-
-
-@ranks_fact(unit="count", needs=("launches", host_away_idle_ms))
-def host_away_kinds(run: RunView, digest: RankDigest) -> Value:
-    """Operators and phases in which the gaps of :func:`host_away_idle_ms` are."""
-    return len(needed(_gaps(digest)))
 
 
 def _host(digest: RankDigest) -> HostDigest | Unknown:
