@@ -31,9 +31,13 @@ NEAR = 0.03
 def written(truth: Truth, folder: Path, change: Callable[[list[dict]], None] | None = None) -> Path:
     """Write the traces of a job, changed event by event if asked for."""
     write_traces(truth.played, truth.job.ranks, folder, Capture())
-    for path in folder.glob("*.json") if change else ():
+    return folder if change is None else changed(folder, change)
+
+
+def changed(folder: Path, change: Callable[[list[dict]], None]) -> Path:
+    """Change traces that were written, event by event."""
+    for path in folder.glob("*.json"):
         document = json.loads(path.read_text())
-        assert change is not None
         change(document["traceEvents"])
         path.write_text(json.dumps(document))
     return folder
@@ -132,6 +136,25 @@ def test_a_host_that_waits_costs_no_more_where_ranks_are_missing(
     assert not [one for one in diagnosis.findings if one.severity != "note"]
     if waits == "pipeline.unseen":
         assert "Waiting for pipeline stages that were not captured: 7" in diagnosis.summary
+
+
+@pytest.mark.parametrize("missing", [(), (1,)])
+def test_a_host_that_waits_costs_no_more_where_nothing_names_who_sends(
+    missing: tuple[int, ...], tmp_path: Path
+) -> None:
+    """As in traces of torch 1.13, whose sends have neither records nor metadata."""
+
+    def unnamed(events: list[dict]) -> None:
+        events[:] = [one for one in events if not one["name"].startswith(("nccl:", "record_param"))]
+        for one in events:
+            if one.get("cat") == "kernel" and "SendRecv" in one["name"]:
+                one["args"] = {name: one["args"][name] for name in ("device", "stream", "correlation")}
+
+    truth = Truth(replace(JOB, micro_batches=4, jitter=0.02))
+    write_traces(truth.played, truth.job.ranks, tmp_path, Capture(missing=missing))
+    found = causes(tracedoc.diagnose(changed(tmp_path, unnamed)))
+    assert "host.sync" not in found or found["host.sync"].share_ms < 1
+    assert found["link.unsplit"].alone_ms[1] == pytest.approx(72, rel=NEAR)
 
 
 def test_what_a_slow_host_holds_up_is_known_where_what_it_sends_is_answered(tmp_path: Path) -> None:

@@ -83,8 +83,12 @@ def join_run(
                 "block": blocks[mine],
             }
         )
-        of_kinds = [one.peer if one.op in P2P_OPS and one.peer is not None else NONE for one in table.kinds]
-        peers.append(np.array(of_kinds or [NONE], dtype=np.int64)[table.kind[rows]])
+        unnamed = NONE - 1 - len(peers)
+        of_kinds = [unnamed if one.peer is None else one.peer for one in table.kinds]
+        between = [one.op in P2P_OPS for one in table.kinds]
+        peers.append(
+            np.where(between, of_kinds, NONE)[table.kind[rows]] if of_kinds else rows.astype(np.int64)
+        )
         ended = table.end_ns[rows]
         ends.append(matching.clock.to_common(rank, ended) if rank in position else ended)
         begins = np.array([program.start_ns], dtype=np.int64)
@@ -125,9 +129,10 @@ WAITED = 1.5
 def _answered(program: RunProgram, peer: Int64Array, end_ns: Int64Array) -> RunProgram:
     """Return the program in which ranks that were not captured answer no sooner than they did.
 
-    ``peer`` is the other rank of each part that is a send or receive, ``NONE`` of others, ``end_ns`` is when
-    each ended, on one clock. What came from such a rank, and was waited for, comes as long after the last
-    message that was sent to it before, if need be in the step before: with that one earlier it may be, too.
+    ``peer`` is the other rank of each part that is a send or receive, ``NONE`` of others, and a number of its
+    own for each rank whose trace does not name it; ``end_ns`` is when each ended, on one clock. What came
+    from such a rank, and was waited for, comes as long after the last message that was sent to it before, if
+    need be in the step before: with that one earlier it may be, too.
     """
     layout, joins = program.layout, program.layout.joins
     lone = np.flatnonzero(~joins.complete & (peer != NONE))

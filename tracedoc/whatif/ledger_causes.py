@@ -343,7 +343,16 @@ def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Fami
         },
         # Where ranks are missing, what remains may be waiting for them.
         rest=TRANSFER if comm_split(run) == "transfer" else UNSPLIT,
-        whole=Removal.of(transfer=np.where(mine, program.transfer, 0)),
+        whole=Removal.of(
+            transfer=np.where(mine, program.transfer, 0), dropped=_answers(program.layout, mine)
+        ),
+    )
+
+
+def _answers(layout: Layout, parts: Mask) -> Mask:
+    """Which causes let parts of collectives begin no sooner after others than unknown ranks let them."""
+    return np.asarray(
+        (layout.cause_kind == Cause.ANSWER) & np.isin(layout.cause_to, layout.joins.event[parts])
     )
 
 
@@ -437,8 +446,9 @@ def _pipeline(run: RunView, program: RunProgram, even: Even) -> Family[Removal] 
     # A stage that nobody waits for still takes as long as its work.
     uneven = [there[name] for name in ("pipeline.imbalance",) if name in there]
     # Stages wait for a slow rank as well: the bubble is what remains when all are equal.
-    whole = Removal.of(transfer=transfer, alone=passes, dropped=program.layout.cause_kind == Cause.ANSWER)
+    whole = Removal.of(transfer=transfer, alone=passes, dropped=_answers(program.layout, passes))
     assert whole is not None
     # How long the schedule lets a stage wait is known where all stages are.
-    unseen = even.bubble_frac is None and len(run.digests) < (run.world_size or 2)
+    missing = (run.world_size is None or len(run.digests) < run.world_size) and (sent < transfer).any()
+    unseen = missing and even.bubble_frac is None
     return Family((whole, *uneven), there, UNSEEN if unseen else BUBBLE, "ranks")
