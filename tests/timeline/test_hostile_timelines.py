@@ -89,6 +89,17 @@ def test_in_a_file_that_is_cut_off_launches_may_be_missing(tmp_path: Path) -> No
     assert "no-gpu-activity" in {limit.code for limit in diagnosis.limits}
 
 
+def test_a_process_that_computes_on_several_gpus_is_said_to_be_seen_in_part(tmp_path: Path) -> None:
+    """GPU 0 computes for 60 of 80 us, GPU 1 for 20; a third one that is listed does nothing."""
+    events = [event("cpu_op", "aten::mm", 0, 10)]
+    for at, device, dur in ((20, 0, 60), (100, 1, 20)):
+        events.append(event("kernel", "sgemm", at, dur, tid=7, device=device, stream=7))
+    listed = [{"id": number, "name": "NVIDIA H100 80GB HBM3"} for number in range(3)]
+    limits = diagnose(tmp_path, events, deviceProperties=listed).limits
+    (limit,) = (one for one in limits if one.code == "other-gpus")
+    assert "computes on 2 GPUs; GPU 0 is analysed, 25 % of compute is elsewhere" in limit.message
+
+
 def test_a_step_that_takes_no_time_has_no_shares(tmp_path: Path) -> None:
     events = [event("cpu_op", name, 10, 0, tid=n) for n, name in enumerate(("aten::mm", "c10d::allreduce_"))]
     events.append(event("user_annotation", "gloo:all_reduce", 10, 0, tid=3))

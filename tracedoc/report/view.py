@@ -352,7 +352,7 @@ def _run_line(diagnosis: Diagnosis) -> str:
         again = f" ({format_percent(hfu)} HFU)" if format_percent(hfu) != format_percent(mfu) else ""
         parts.append(f"{format_percent(mfu)} MFU{again}")
     if run.cycle is not None and len(run.cycles) > 1:
-        parts.append(f"cycle {run.cycle} (recorded: {format_ranges(run.cycles)})")
+        parts.append(f"cycle {run.cycle} ({len(run.cycles)} recorded)")
     return ", ".join(part for part in parts if part)
 
 

@@ -222,6 +222,24 @@ def compute_stream(events: GpuEvents, device: int) -> int | None:
     return int(streams[np.argmax(total)])
 
 
+def computes_on_cpu(trace: Trace) -> bool:
+    """Whether operators compute on the CPU, in a trace without launches.
+
+    Some operators exist there alone. On CPUs each product of matrices resolves conjugates, on GPUs only that
+    of a factor that is one. Where calls of the runtime were recorded, and none launches, no product ran on
+    a GPU; in a file that is cut off launches may be missing.
+    """
+    if trace.rows_named(vocabulary.is_cpu_operator, Kind.CPU_OP).size:
+        return True
+    products = trace.rows_named(vocabulary.is_product, Kind.CPU_OP)
+    if not products.size:
+        return False
+    if trace.is_kind(Kind.RUNTIME).any() and trace.info.known_until_ns is None:
+        return True
+    resolving = trace.rows_named(lambda name: name == "aten::resolve_conj", Kind.CPU_OP)
+    return bool(is_among(products, enclosing_rows(trace, products, resolving)).all())
+
+
 def cpu_activity(trace: Trace, stepping_threads: npt.NDArray[np.int32]) -> Activity:
     """Return the activity of a CPU/gloo trace.
 

@@ -13,12 +13,14 @@ from msgspec.structs import replace
 from tracedoc.errors import Failures, InputError, TraceLimit
 from tracedoc.timeline.activity import (
     COMMUNICATION,
+    COMPUTE,
     Activity,
     Budget,
     GpuEvents,
     busiest_device,
     classify_gpu_events,
     compute_stream,
+    computes_on_cpu,
     cpu_activity,
     device_activity,
     gloo_rows,
@@ -38,7 +40,7 @@ from tracedoc.timeline.idle import (
 )
 from tracedoc.timeline.kernel_work import KernelWork, kernel_work
 from tracedoc.timeline.known import known_part, known_windows
-from tracedoc.timeline.launches import Launches, enclosing_rows, link_launches
+from tracedoc.timeline.launches import Launches, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
 from tracedoc.timeline.repetition import repeated_operators, repeated_steps
 from tracedoc.timeline.shards.times import UnitTable, unit_table
@@ -55,7 +57,7 @@ from tracedoc.timeline.steps import (
 from tracedoc.timeline.syncs import Syncs, launching_threads
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct
 from tracedoc.units import format_percent
 
 QUEUED_IDLE_SHARE = 0.10
@@ -266,7 +268,7 @@ def _gpu_timeline(
         syncs=syncs,
         windows=windows,
         collectives=collectives,
-        limits=(*host.limits, *limits, *_unnamed_device(trace)),
+        limits=(*host.limits, *limits, *_unnamed_device(trace), *_other_devices(trace, events, device)),
         launching_threads=threads,
         quiet=quiet,
     )
@@ -276,6 +278,20 @@ def _unnamed_device(trace: Trace) -> tuple[TraceLimit, ...]:
     """The limit of a trace whose file does not say which GPU ran."""
     what, effect = "the file does not name its GPU", "precision, peak rates and its link are not judged"
     return () if trace.info.devices else (TraceLimit("unnamed-device", trace.info.source, what, effect),)
+
+
+def _other_devices(trace: Trace, events: GpuEvents, device: int) -> tuple[TraceLimit, ...]:
+    """The limit of a trace of a process that computes on several GPUs, of which one is analysed."""
+    computes = events.classes == COMPUTE
+    others = computes & (events.device != device)
+    if not others.any():
+        return ()
+    length = events.end_ns - events.start_ns
+    share = format_percent(float(length[others].sum() / max(length[computes].sum(), 1)))
+    count = distinct(events.device[computes]).size
+    what = f"the process computes on {count} GPUs; GPU {device} is analysed, {share} of compute is elsewhere"
+    effect = "while it waits for another one it counts as idle"
+    return (TraceLimit("other-gpus", trace.info.source, what, effect),)
 
 
 def _cpu_timeline(
@@ -345,7 +361,7 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
     )
     if not (launched or trace.info.devices or trace.info.backend in ("nccl", "rccl")):
         return None
-    if not launched and _computes_on_cpu(trace):
+    if not launched and computes_on_cpu(trace):
         return None
     what = "the trace holds no GPU activity: " + (
         "kernels were launched, but what ran of them was not recorded; call torch.cuda.synchronize() "
@@ -356,24 +372,6 @@ def _unread_device(trace: Trace) -> tuple[TraceLimit, ...] | None:
     )
     effect = "nothing is said about this rank's device time"
     return (TraceLimit("no-gpu-activity", trace.info.source, what, effect),)
-
-
-def _computes_on_cpu(trace: Trace) -> bool:
-    """Whether operators compute on the CPU, in a trace without launches.
-
-    Some operators exist there alone. On CPUs each product of matrices resolves conjugates, on GPUs only that
-    of a factor that is one. Where calls of the runtime were recorded, and none launches, no product ran on
-    a GPU; in a file that is cut off launches may be missing.
-    """
-    if trace.rows_named(vocabulary.is_cpu_operator, Kind.CPU_OP).size:
-        return True
-    products = trace.rows_named(vocabulary.is_product, Kind.CPU_OP)
-    if not products.size:
-        return False
-    if trace.is_kind(Kind.RUNTIME).any() and trace.info.known_until_ns is None:
-        return True
-    resolving = trace.rows_named(lambda name: name == "aten::resolve_conj", Kind.CPU_OP)
-    return bool(is_among(products, enclosing_rows(trace, products, resolving)).all())
 
 
 def _own_extents(
