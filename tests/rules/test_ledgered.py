@@ -73,11 +73,16 @@ def test_what_only_a_log_tells_keeps_its_own_size() -> None:
     assert ledger.causes[0].told_by == ("log",)
 
 
-@pytest.mark.parametrize(("is_cpu", "high_ms"), [(True, 70.0), (False, 22.0)])
-def test_what_all_ranks_of_a_cpu_run_do_is_as_its_rule_bounds_it(is_cpu: bool, high_ms: float) -> None:
-    """On CPUs steps and ranks differ from the one step that is played."""
+@pytest.mark.parametrize(
+    ("is_cpu", "analysed_ms", "high_ms"), [(True, 100.0, 70.0), (True, 140.0, 50.0), (False, 100.0, 22.0)]
+)
+def test_what_all_ranks_of_a_cpu_run_do_is_as_its_rule_bounds_it(
+    is_cpu: bool, analysed_ms: float, high_ms: float
+) -> None:
+    """On CPUs steps and ranks differ from the one that is played; half of it is half of the mean."""
     pair = rule("code", part_of=("host.pause",)), finding("code", 70.0, severity="critical")
-    judgement, _ = conclude([cause("host.pause", 30.0, (12.0, 20.0, 22.0))], pair, of=measured(is_cpu=is_cpu))
+    of = measured(is_cpu=is_cpu, step_ms=analysed_ms)
+    judgement, _ = conclude([cause("host.pause", 30.0, (12.0, 20.0, 22.0))], pair, of=of)
     assert judgement.findings[0].gain == Gain(0.0, high_ms, "ceiling", ("all of it goes",))
 
 

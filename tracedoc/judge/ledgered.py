@@ -457,11 +457,17 @@ def _gain(
     """What the causes of a finding give; of a part of them its rule's bound.
 
     At most it is what all that it names gives, ``most_ms``, whoever tells that, and what can hide it. On CPUs
-    a part is as its rule bounds it over all ranks: the analysed step is one of many that differ.
+    a part is as its rule bounds it over all ranks: the analysed step is one of many that differ. Of a
+    mean step that is shorter it is the same share.
     """
     gain = claim.finding.gain
     if not claim.rule.cause:
-        if gain is None or measurements.is_cpu:
+        if gain is None or (measurements.is_cpu and gain.mean_step_ms is not None):
+            return gain
+        if measurements.is_cpu:
+            analysed = measurements.value(step_ms)
+            if isinstance(analysed, float) and analysed > ledger.step_ms:
+                gain = replace(gain, high_ms=gain.high_ms * ledger.step_ms / analysed)
             return gain
         bound = claim.rule.gain
         hides = measurements.facts.get((bound.behind if bound is not None else None) or "")
