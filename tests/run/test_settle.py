@@ -37,6 +37,15 @@ def test_traces_that_tell_no_rank_are_numbered_in_natural_order() -> None:
     assert [limit.code for limit in settled.limits] == ["rank-assumed"]
 
 
+@pytest.mark.parametrize("communicates", [True, False])
+def test_traces_that_tell_no_rank_may_be_of_different_jobs_unless_they_communicate(
+    *, communicates: bool
+) -> None:
+    settled = settle([Candidate(name, communicates=communicates) for name in ("a.json", "b.json")])
+    (limit,) = settled.limits
+    assert ("different jobs" in limit.effect) != communicates
+
+
 def process(name: str, start: int, end: int, **told: object) -> Candidate:
     return Candidate(name, group_hint=name, span_ns=(start, end), **told)  # type: ignore[arg-type]
 

@@ -114,16 +114,23 @@ def _ranks(candidates: Sequence[Candidate], limits: list[Limit]) -> dict[str, in
                 "rank-assumed",
                 f"{len(unknown)} {_plural(len(unknown), 'trace does', 'traces do')} not tell the rank, "
                 f"neither inside nor by name: numbered in order of name",
-                "ranks in this report may not be those of the job",
+                "ranks in this report may not be those of the job"
+                if any(_is_of_several(one) for one in candidates)
+                else "nothing ties them together: they may be of different jobs, each to be read alone",
             )
         )
     return known
 
 
+def _is_of_several(candidate: Candidate) -> bool:
+    """Whether a trace is of a job of several ranks, by what it says or by a collective in it."""
+    return candidate.communicates or (candidate.world_size or 1) > 1
+
+
 def _refuse_unrelated(processes: Sequence[Sequence[Candidate]]) -> None:
     """Raise for processes that were captured one after the other, and that nothing ties together."""
     files = [one for process in processes for one in process]
-    if any(one.communicates or (one.world_size or 1) > 1 for one in files):
+    if any(map(_is_of_several, files)):
         return
     spans = sorted(
         (min(one.span_ns[0] for one in process), max(one.span_ns[1] for one in process), process[-1].path)
