@@ -257,6 +257,18 @@ def test_idle_causes_below_two_percent_are_left_out():
     )
 
 
+def test_a_fix_of_one_name_in_several_frameworks_is_shown_for_each() -> None:
+    """As larger buckets: for DDP, whose job it is, and in the words of trainers beside it."""
+    diagnosis = sharded()
+    names = ("fsdp2", "ddp", "lightning")
+    fixes = tuple(Fix(name, "Fewer, larger buckets", "", "") for name in names)
+    run = replace(diagnosis.run, strategy=replace(diagnosis.run.strategy, name="ddp", family="ddp"))
+    finding = replace(diagnosis.findings[0], fixes=fixes)
+    (shown,) = build_view(replace(diagnosis, run=run, findings=(finding,))).findings
+    assert [fix.framework for fix in shown.fixes] == ["ddp"]
+    assert [fix.framework for fix in shown.foreign] == ["fsdp2", "lightning"]
+
+
 def test_what_the_profiler_makes_longer_is_told_of_the_host_only() -> None:
     diagnosis = sharded()
     host, other = (one.rule_id for one in diagnosis.findings[:2])

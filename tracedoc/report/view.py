@@ -190,9 +190,9 @@ def _finding_view(
     number: int, finding: Finding, findings: Sequence[Finding], diagnosis: Diagnosis
 ) -> FindingView:
     planned = {one.change: one.step_ms for one in diagnosis.plan if one.fix.rpartition("/")[0] == finding.id}
-    fixes = fitting_first(finding.fixes, diagnosis.run)
-    fixes = tuple(sorted(fixes, key=lambda one: bool(planned) and one.replays not in planned))
-    fixes = tuple(replace(fix, after_plan_ms=planned.get(fix.replays, fix.after_plan_ms)) for fix in fixes)
+    fitting = fitting_first(finding.fixes, diagnosis.run)
+    ordered = sorted(fitting, key=lambda one: bool(planned) and one.replays not in planned)
+    fixes = tuple(replace(fix, after_plan_ms=planned.get(fix.replays, fix.after_plan_ms)) for fix in ordered)
     tried = {one.change: f" ({tried_words(one)})" for one in diagnosis.tried}
     step_ms, ledger = diagnosis.today_ms, diagnosis.ledger
     tellers = ledger.told_by(finding.overlaps) if ledger is not None else ()
@@ -210,7 +210,7 @@ def _finding_view(
         assumptions="; ".join(finding.gain.assumptions) if finding.gain else "",
         fixes=tuple(replace(fix, title=fix.title + tried.get(fix.change, "")) for fix in fixes),
         evidence=_longest(finding.evidence),
-        foreign=tuple(fix for fix in finding.fixes if fix.title not in {one.title for one in fixes}),
+        foreign=tuple(fix for fix in finding.fixes if fix not in fitting),
         planned=bool(planned),
     )
 
