@@ -13,7 +13,8 @@ CPU_RUNS_DIFFER = 0.10
 
 
 WARMER_SHARE = 0.45
-"""What stays of a step takes by so much less at most where pauses go that leave caches and cores cold."""
+"""What stays of a step takes by so much less at most where pauses go that leave caches and cores cold: 10 to
+45 % are measured (benchmarks/README.md, fixes of real jobs)."""
 
 
 def as_runs_differ(

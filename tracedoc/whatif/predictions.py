@@ -27,7 +27,8 @@ NARROW = 0.05
 """Confidence is high only where the range is narrower than this share of the step."""
 
 COOLED_NS = 2_000_000
-"""After a pause of a CPU what follows takes up to so much longer: caches fill again, and cores wake."""
+"""After a pause of a CPU what follows takes up to so much longer: caches fill again, and cores wake.
+Measured over pairs of real jobs, as :data:`tracedoc.predicted.WARMER_SHARE` (benchmarks/README.md)."""
 
 PAUSES = ("host.pause", "host.gc", "ranks.host")
 """Causes that are time in which a host pauses."""
