@@ -33,7 +33,7 @@ def test_each_fix_is_predicted_with_its_range(stalled: Diagnosis):
 
 
 def test_a_finding_gains_what_the_fix_that_stands_first_does(stalled: Diagnosis):
-    """At most what its causes cost. One block ahead gives 2 ms more, in words of FSDP1, which is not used."""
+    """At most what its causes cost. One block ahead, in words of FSDP1, gives as much."""
     (finding,) = [one for one in stalled.findings if one.rule_id == "sharded-gather-stall"]
     first, *others = [fix for fix in finding.fixes if fix.predicted is not None]
     assert (first.framework, first.title) == ("deepspeed", "Gather two blocks ahead, beside compute")
@@ -46,7 +46,7 @@ def test_a_finding_gains_what_the_fix_that_stands_first_does(stalled: Diagnosis)
     causes = [one for one in stalled.ledger.causes if "sharded-gather-stall" in one.told_by]
     assert first.predicted.gain_ms[2] < gain.high_ms <= sum(one.alone_ms[2] for one in causes) * 1.1
     best = max(fix.predicted.gain_ms[1] for fix in others if fix.predicted is not None)
-    assert best == pytest.approx(first.predicted.gain_ms[1] + 1.9, abs=0.2)
+    assert best == pytest.approx(first.predicted.gain_ms[1], abs=0.2)
     assert all(fix.framework != "deepspeed" for fix in others)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import tracedoc
 from tests.whatif.test_ledger import MIB, PRODUCT, UPDATE, ledger_of, of, one_of
+from tracedoc.predicted import Predicted
 from tracedoc.testing import TraceBuilder
 
 
@@ -73,6 +75,10 @@ def test_gathers_behind_reductions_are_an_order(tmp_path):
     gathers = one_of(ledger, "order.gathers")
     assert gathers.alone_ms[1] == pytest.approx(18.8, abs=0.1)
     assert gathers.share_ms > 9.0
+    ahead = tracedoc.predict([tmp_path], ["gather-ahead units=1", "gather-ahead pass=backward units=2"]).alone
+    both, backward = (one.gain_ms[1] for one in ahead if isinstance(one, Predicted))
+    assert both == pytest.approx(18.8, abs=0.1)
+    assert backward == pytest.approx(11.3, abs=0.1)  # 12 ms, beside which compute is 6 % slower
 
 
 def test_on_a_link_that_is_busy_all_the_time_no_gather_is_late(tmp_path):

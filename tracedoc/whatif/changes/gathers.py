@@ -29,15 +29,66 @@ CALLS_STAY = (0.0, 0.5, 1.0)
     assuming="there is memory for what is gathered ahead",
 )
 def gather_ahead(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Parameters are gathered this many units before they are needed, as with prefetching.
-
-    Each starts when the one some units before it starts today, and is launched then.
-    """
+    """Parameters are gathered this many units before they are needed, as with prefetching."""
     chosen = gathers_of(program, arguments.word("pass"))
-    moved, model = pairs(program, chosen, int(arguments.number("units")))
-    if moved.size == 0:
+    edited = gathered_ahead(program, chosen, int(arguments.number("units")))
+    if edited is None:
         return NotApplicable(f"the step has no {arguments.word('pass')} gathers to move")
-    return started_as(program, moved, model, model)
+    return edited
+
+
+UNHELD = -(1 << 40)
+"""The delay of an event that neither its stream nor its launch holds: only what it is tied to does."""
+
+
+def gathered_ahead(program: RunProgram, chosen: Mask, units: int) -> RunProgram | None:
+    """The program in which gathers of a pass begin when those some units before do; ``None`` where none can.
+
+    The first of a pass takes as many with it. Each begins when the one before it on its stream has ended.
+    What stands between the two on that stream today, such as the reduction of the unit before, comes after
+    it and the gathers that are ahead with it: so a stream still does one thing at a time.
+    """
+    joins, layout = program.layout.joins, program.layout
+    mine, first = _in_order(program, chosen)
+    number = np.arange(mine.size)
+    later = number > first
+    if not later.any():
+        return None
+    model = mine[np.maximum(number - units, first)][later]
+    moved, before = mine[later], mine[number[later] - 1]
+    last_of = np.searchsorted(first, first, side="right") - 1
+    ahead = np.minimum(number + units - 1, last_of)[later]
+    transfer = np.concatenate(([0], np.cumsum(program.transfer[mine], dtype=np.int64)))
+    jumped = transfer[ahead + 1] - transfer[number[later]]
+    changed = started_as(program, moved, model, model)
+    target = joins.event[moved]
+    events = np.sort(joins.event)
+    begin, end = _between(events, joins.event[before], target)
+    jumps = begin != NONE
+    delay = changed.delay.astype(np.int64)
+    delay[target] = UNHELD
+    changed = changed.edited(delay=delay).tied(joins.event[before], target, 0)
+    changed = changed.tied(joins.event[before[jumps]], begin[jumps], jumped[jumps])
+    place = np.full(layout.events, NONE, dtype=np.intp)
+    place[target] = np.arange(moved.size)
+    behind = place[joins.event[model]]
+    follows = (behind != NONE) & (end[np.maximum(behind, 0)] != NONE)
+    changed = changed.tied(end[behind[follows]], target[follows], 0)
+    put_before = np.zeros(layout.events, dtype=np.int64)
+    put_before[begin[jumps]] = program.transfer[mine[ahead[jumps]]]
+    queue = np.flatnonzero(jumps & (target != events[-1]))
+    after = events[np.searchsorted(events, target[queue], side="right")]
+    queued = layout.lane(after) == layout.lane(target[queue])
+    return changed.tied(end[queue[queued]], after[queued], put_before[after[queued]])
+
+
+def _between(events: Index, before: Index, after: Index) -> tuple[Index, Index]:
+    """The first and the last of some sorted events between each two, ``NONE`` where there is none."""
+    first, last = np.searchsorted(events, before, side="right"), np.searchsorted(events, after) - 1
+    there = first <= last
+    return np.where(there, events[np.minimum(first, events.size - 1)], NONE), np.where(
+        there, events[last], NONE
+    )
 
 
 def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -> RunProgram:
@@ -122,22 +173,17 @@ def of_units(program: RunProgram, chosen: Mask) -> Mask:
     return np.asarray(of_block if of_block.any() else chosen)
 
 
-def pairs(program: RunProgram, chosen: Mask, ahead: int) -> tuple[Index, Index]:
-    """Return the parts to move, and for each the one of its rank, stream and pass that comes before.
+def _in_order(program: RunProgram, chosen: Mask) -> tuple[Index, Index]:
+    """Parts in the order of their rank, stream and pass, and for each the place of the first of these.
 
-    Those whose call returns when they have ended stay: nothing of the rank runs beside them, however early.
+    Those whose call returns when they have ended are left out: nothing of the rank runs beside them.
     """
     layout, joins = program.layout, program.layout.joins
     mine = np.flatnonzero(chosen & ~_held_up(program))
     event = joins.event[mine]
-    backward = layout.event_part[event] != Phase.FORWARD
-    key = layout.lane(event) * 2 + backward
+    key = layout.lane(event) * 2 + (layout.event_part[event] != Phase.FORWARD)
     order = np.lexsort((event, key))
-    mine, key = mine[order], key[order]
-    if mine.size <= ahead:
-        return mine[:0], mine[:0]
-    same = key[ahead:] == key[:-ahead]
-    return mine[ahead:][same], mine[:-ahead][same]
+    return mine[order], np.searchsorted(key[order], key[order])
 
 
 def _held_up(program: RunProgram) -> Mask:

@@ -12,13 +12,10 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.buckets import backward_pass, nearest
 from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, as_change, of_scenario
-from tracedoc.whatif.changes.gathers import pairs, started_as, unit_gathers, without_collectives
+from tracedoc.whatif.changes.gathers import gathered_ahead, unit_gathers, without_collectives
 
 CALL_NS = 6_000
 """From the end of what a collective waits for to its start."""
-
-UNHELD = -(1 << 40)
-"""The delay of an event that neither its stream nor its launch holds: only what it is tied to does."""
 
 BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
 
@@ -82,45 +79,9 @@ def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
 
 
 def gather_in_time(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
-    """Gather each unit while the one before it computes, ahead of other collectives of its stream.
-
-    A gather begins when the one before it could and has ended, and what that one was put before. What stands
-    between the two on their stream today comes after it: it begins no earlier than that one ends, and what
-    stands behind it no earlier than what it was put before. So a stream still does one thing at a time.
-    """
-    layout, joins = program.layout, program.layout.joins
-    moved, model = pairs(program, unit_gathers(program), 1)
-    if moved.size == 0:
-        return NotApplicable("the step gathers no units one after the other")
-    changed = started_as(program, moved, model, model)
-    target, before = joins.event[moved], joins.event[model]
-    events = np.sort(joins.event)
-    first, last = _between(events, before, target)
-    jumps = first != NONE
-    place = np.full(layout.events, NONE, dtype=np.intp)
-    place[target] = np.arange(moved.size)
-    behind = place[before]
-    follows = (behind != NONE) & (last[np.maximum(behind, 0)] != NONE)
-    delay = changed.delay.astype(np.int64)
-    delay[target] = UNHELD
-    changed = changed.edited(delay=delay).tied(before, target, 0)
-    changed = changed.tied(before[jumps], first[jumps], program.transfer[moved[jumps]])
-    changed = changed.tied(last[behind[follows]], target[follows], 0)
-    put_before = np.zeros(layout.events, dtype=np.int64)
-    put_before[first[jumps]] = program.transfer[moved[jumps]]
-    ahead = np.flatnonzero(jumps & (target != events[-1]))
-    after = events[np.searchsorted(events, target[ahead], side="right")]
-    queued = layout.lane(after) == layout.lane(target[ahead])
-    return changed.tied(last[ahead[queued]], after[queued], put_before[after[queued]])
-
-
-def _between(events: Index, before: Index, after: Index) -> tuple[Index, Index]:
-    """The first and the last of some sorted events between each two, ``NONE`` where there is none."""
-    first, last = np.searchsorted(events, before, side="right"), np.searchsorted(events, after) - 1
-    there = first <= last
-    return np.where(there, events[np.minimum(first, events.size - 1)], NONE), np.where(
-        there, events[last], NONE
-    )
+    """Gather each unit while the one before it computes, ahead of other collectives of its stream."""
+    edited = gathered_ahead(program, unit_gathers(program), 1)
+    return NotApplicable("the step gathers no units one after the other") if edited is None else edited
 
 
 SHARE_BETWEEN = (1.0, 1.0, 0.5)
