@@ -54,7 +54,7 @@ def _captured(waited_us: int, log: str) -> Any:
         )
         for rank in (0, 1)
     )
-    return SimpleNamespace(job=Job(ranks), kept={}, digests=())
+    return SimpleNamespace(job=Job(ranks), kept={}, digests=(), meets_rarely=False)
 
 
 @pytest.mark.parametrize(

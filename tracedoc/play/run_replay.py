@@ -16,7 +16,7 @@ from tracedoc.play.player import Played, Player
 from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
 from tracedoc.play.solver import Cyclic
-from tracedoc.ranks.run_view import RunView, meet_rarely
+from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import Job
 from tracedoc.step.program import RankProgram
 from tracedoc.step.rank_digest import RankDigest
@@ -332,7 +332,7 @@ def _replayed(
         splits=splits(program),
         path=find_whole_path(likely, subject),
         notes=notes,
-        apart=meet_rarely(run.digests),
+        apart=run.meets_rarely,
     )
 
 

@@ -49,7 +49,8 @@ class RunView:
     each row of a rank's collectives when the last peer came, ``blame`` who came last to each matched
     operation, and what kept that rank; ``operations`` the operation of the matching (``NO_OPERATION`` where
     there is none). ``curves`` hold what each group of the matching should reach on its link, ``None`` where
-    that is not known. ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on
+    that is not known. ``meets_rarely`` says whether ranks communicate in some of their complete steps only.
+    ``last_exposed_ns`` is, for each matched operation, how long its transfer is exposed on
     the rank that came last. ``job`` is the manifest's part about the job, without ranks where there is none;
     ``left_out`` are ranks with a trace of which no step is known that the others show; ``source_steps`` are
     the steps with Python stacks that were read, by rank.
@@ -66,6 +67,7 @@ class RunView:
     curves: tuple[SizeCurve | None, ...]
     last_exposed_ns: Int64Array
     representative: int | None
+    meets_rarely: bool
     job: Job = field(default_factory=Job)
     left_out: tuple[int, ...] = ()
     source_steps: Mapping[int, SourceStep] = field(default_factory=dict)
@@ -145,6 +147,7 @@ def build_run_view(
         )
         splits |= {(digest.rank, step.index): split for step, split in zip(digest.steps, found, strict=True)}
     last_exposed = _exposed_at_last(matching, ordered, arrivals)
+    rarely = _meet_rarely(ordered)
     return RunView(
         digests=ordered,
         world_size=world_size,
@@ -155,7 +158,8 @@ def build_run_view(
         operations=arrivals.operations,
         last_exposed_ns=last_exposed,
         curves=group_curves(matching, {d.rank: Seat(d.device, d.host, d.ordinal) for d in ordered}),
-        representative=_representative_rank(ordered, splits),
+        representative=_representative_rank(ordered, splits, rarely=rarely),
+        meets_rarely=rarely,
         job=job or Job(),
         left_out=left_out,
     )
@@ -184,7 +188,7 @@ def _exposed_at_last(
 
 
 def _representative_rank(
-    digests: Sequence[RankDigest], splits: Mapping[tuple[int, int], ExposedSplit]
+    digests: Sequence[RankDigest], splits: Mapping[tuple[int, int], ExposedSplit], *, rarely: bool
 ) -> int | None:
     """The rank that waits least for its peers in the step whose length is the lower median of all ranks'."""
     judged = {digest.rank: step for digest in digests if (step := digest.judged_step) is not None}
@@ -194,7 +198,7 @@ def _representative_rank(
     if not chosen:
         return None
     # In a step without a meeting the others wait later for the rank that takes longest.
-    place = -1 if meet_rarely(digests) else (len(chosen) - 1) // 2
+    place = -1 if rarely else (len(chosen) - 1) // 2
     step = judged[chosen[place][1]]
 
     def waits(rank: int) -> tuple[int, bool, int]:
@@ -205,7 +209,7 @@ def _representative_rank(
     return min((rank for _, rank, _ in chosen if judged[rank].index == step.index), key=waits)
 
 
-def meet_rarely(digests: Sequence[RankDigest]) -> bool:
+def _meet_rarely(digests: Sequence[RankDigest]) -> bool:
     """Whether each of several ranks communicates in some of its complete steps, and in others does not."""
     return len(digests) > 1 and all(
         len({step.index in met for step in digest.complete_steps}) == 2
@@ -289,7 +293,7 @@ def ended_early(run: RunView) -> list[Limit]:
     lengths = {digest.rank: _length_ns(digest) for digest in known if _length_ns(digest)}
     first = {digest.first_step for digest in run.digests}
     representative = run.representative_digest
-    if len(lengths) < 2 or len(first) != 1 or representative is None or meet_rarely(run.digests):
+    if len(lengths) < 2 or len(first) != 1 or representative is None or run.meets_rarely:
         return []
     if any(digest.step_source != "profiler" for digest in run.digests):
         return []  # without marks of steps, each recording begins and ends where someone stopped it

@@ -145,6 +145,12 @@ class RankJob:
             return None
         return sum(time.median_ms * time.steps for time in timed) / steps
 
+    @property
+    def core_wait_ms(self) -> float | None:
+        """Mean wait of the training thread for a free core in a captured step; ``None`` if unknown."""
+        steps, waited = self.training_thread.get("steps", 0), self.training_thread.get("waited_us")
+        return waited / 1000 / steps if steps > 0 and waited is not None else None
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -14,7 +14,7 @@ from tracedoc.values import Unknown
 
 def run_of(loader: Loader | None, ranks: int = 2) -> Any:
     job = Job(tuple(RankJob(rank, loader=loader) for rank in range(ranks) if loader is not None))
-    return SimpleNamespace(job=job, world_size=ranks, kept={}, digests=())
+    return SimpleNamespace(job=job, world_size=ranks, kept={}, digests=(), meets_rarely=False)
 
 
 @pytest.mark.parametrize(

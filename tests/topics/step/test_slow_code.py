@@ -66,7 +66,7 @@ def run_of_ranks(
         )
         for rank, (steps, log) in enumerate(zip(sampled, stops, strict=True))
     )
-    return SimpleNamespace(job=Job(ranks), kept={}, digests=())
+    return SimpleNamespace(job=Job(ranks), kept={}, digests=(), meets_rarely=False)
 
 
 @pytest.mark.parametrize(

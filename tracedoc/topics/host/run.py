@@ -195,9 +195,7 @@ def core_wait_frac(rank: RankJob) -> Value:
 @manifest_fact(unit="ms")
 def core_wait_ms(rank: RankJob) -> Value:
     """Time that the rank's training thread waited for a free core in a captured step, on average."""
-    thread = rank.training_thread
-    steps, waited = thread.get("steps", 0), thread.get("waited_us")
-    return waited / 1000 / steps if steps > 0 and waited is not None else _NO_CORE_WAIT
+    return rank.core_wait_ms if rank.core_wait_ms is not None else _NO_CORE_WAIT
 
 
 @manifest_fact(unit="count")

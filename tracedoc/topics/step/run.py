@@ -8,11 +8,10 @@ from numpy.typing import NDArray
 
 from tracedoc.facts.catalog import NO_MANIFEST, job_of, ranks_fact, run_fact
 from tracedoc.ranks.code_places import NAMED_SHARE
-from tracedoc.ranks.run_view import RunView, meet_rarely
+from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, STOPPED, WINDOW, WRITTEN
 from tracedoc.step.rank_digest import RankDigest
-from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.trace.distinct import distinct, intersection, is_among
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -125,6 +124,7 @@ def _touched_on_any_rank(run: RunView) -> Ints:
     return distinct(np.concatenate(found))
 
 
+@once
 def _logged(run: RunView) -> list[Steps] | Unknown:
     if not run.job.ranks:
         return NO_MANIFEST
@@ -224,7 +224,7 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
         for name in ("length_ns", "paused_ns", "waited_ns")
     )
     length = np.median(lengths, axis=0).astype(np.int64)
-    if meet_rarely(run.digests):
+    if run.meets_rarely:
         length = lengths[int(lengths.std(axis=1).argmin())]
     return JobSteps(numbers, length, paused.sum(axis=0), paused.max(axis=0), waited.sum(axis=0))
 
@@ -356,7 +356,7 @@ def own_frac(run: RunView) -> tuple[float, float]:
     """
     ranks, logged, usual, more = run.job.ranks, job_steps(run), 0.0, 0.0
     if not isinstance(logged, Unknown):
-        waited = sum(wait for rank in ranks if isinstance(wait := core_wait_ms(rank), float))
+        waited = sum(rank.core_wait_ms or 0.0 for rank in ranks)
         usual, more = logged.median_ns / 1e6, max(waited - float(np.median(logged.waited_ns)) / 1e6, 0.0)
     known = [
         (min((usual or own) / lasts, 1.0), own / max(lasts - more, own))

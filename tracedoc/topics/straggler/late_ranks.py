@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
 from tracedoc.ranks.blame import STRAGGLING
-from tracedoc.ranks.run_view import RunView, habitual, meet_rarely
+from tracedoc.ranks.run_view import RunView, habitual
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE
@@ -63,8 +63,11 @@ def own_times(run: RunView, steps: Sequence[int]) -> OwnTimes | None:
 
     Where they meet in some, those who are late in the others are waited for there, for all of it at once.
     """
-    met = is_among(np.array(steps, dtype=np.int64), distinct(run.matching.step))
-    if not meet_rarely(run.digests) or met.all() or not met.any():
+    if not run.meets_rarely:
+        return None
+    meeting = set(run.matching.step.tolist())
+    met = [step in meeting for step in steps]
+    if all(met) or not any(met):
         return None
     own = np.zeros((len(run.digests), len(steps)), dtype=np.int64)
     by_cause = np.zeros((*own.shape, len(CAUSES)), dtype=np.int64)
@@ -102,7 +105,7 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
     ``gain_ns[s]`` is how much shorter step ``steps[s]`` would be if nobody ever waited for this rank, as a
     replay of all ranks tells: their own hosts and their own work still take what they take. In a CPU trace it
     is what the median peer of its groups waits; where ranks do not meet in every step, what this one takes
-    longer (:mod:`.between_meetings`). ``operations`` are those (indices of the matching) to which it came
+    longer (:class:`OwnTimes`). ``operations`` are those (indices of the matching) to which it came
     last itself. ``excess_us[s, c]`` is what it did before them beyond the median of its peers, by
     :data:`CAUSES`; ``more_kernels`` the ratio of kernels that it started (1 where its whole steps have no
     more of them), ``away_phase`` where in the step its host was longest away.
