@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tracedoc.cli import main
-from tracedoc.cli.plan.scripted import from_step
+from tracedoc.cli.plan.sources import from_step
 from tracedoc.firststep.launch import FirstStep
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.memory import peak_memory

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from tracedoc.ranks.blame import Blame, Lateness
 from tracedoc.ranks.matching import NO_OPERATION, Group, Matching
 from tracedoc.ranks.pairing import SKEW_NS
+from tracedoc.ranks.waiting import Blame, Lateness
 from tracedoc.timeline.collective_table import NONE
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.ranks.late_arrivals import Link, late_arrivals
-from tracedoc.ranks.blame import Blame, Lateness, assign_blame
-from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits
 from tracedoc.ranks.matching import RankCollectives, match_collectives
+from tracedoc.ranks.waiting import Blame, Lateness, arrivals_by_rank, assign_blame, exposed_waits
 from tracedoc.spans import Spans
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, StartDelay
 

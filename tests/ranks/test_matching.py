@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.ranks.late_arrivals import collectives
-from tracedoc.ranks.exposure import Arrivals, arrivals_by_rank, split_exposed
 from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import RankCollectives, match_collectives, pipeline_pairs
+from tracedoc.ranks.waiting import Arrivals, arrivals_by_rank, split_exposed
 from tracedoc.spans import Spans
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveOp, CollectiveTable
 from tracedoc.trace.columns import ProcessGroup

@@ -9,9 +9,8 @@ import pytest
 
 from tests.ranks.late_arrivals import collectives, late_arrivals
 from tracedoc.ranks.bandwidth import Seat, group_curves, transfers
-from tracedoc.ranks.blame import assign_blame
-from tracedoc.ranks.exposure import arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.ranks.matching import RankCollectives, match_collectives
+from tracedoc.ranks.waiting import arrivals_by_rank, assign_blame, exposed_waits, split_exposed
 from tracedoc.spans import Spans
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, StartDelay
 

@@ -10,9 +10,16 @@ import pytest
 
 from tests.ranks.late_arrivals import collectives, late_arrivals
 from tests.ranks.simulator import Part, Simulated, balanced_program, delayed, simulate, uneven_program
-from tracedoc.ranks.blame import Blame, Lateness, assign_blame
-from tracedoc.ranks.exposure import ExposedSplit, arrivals_by_rank, exposed_waits, split_exposed
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
+from tracedoc.ranks.waiting import (
+    Blame,
+    ExposedSplit,
+    Lateness,
+    arrivals_by_rank,
+    assign_blame,
+    exposed_waits,
+    split_exposed,
+)
 from tracedoc.spans import Spans
 from tracedoc.timeline.collective_table import CollectiveOp, CollectiveTable, StartDelay
 

@@ -17,10 +17,9 @@ from tracedoc.diagnosis_json import to_json
 from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause
 from tracedoc.report.forges import SHOWN_CAUSES, safe
 from tracedoc.report.render import render
-from tracedoc.report.split import Segment, with_notes
+from tracedoc.report.step_parts import UNEXPLAINED, Segment, Waterfall, with_notes
 from tracedoc.report.terminal import render_text
 from tracedoc.report.view import View, build_view
-from tracedoc.report.waterfall import UNEXPLAINED, Waterfall
 from tracedoc.units import format_ms, format_step_change
 
 

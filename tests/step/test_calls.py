@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tracedoc.step.calls import Calls, order_calls
+from tracedoc.step.nodes import Calls, order_calls
 from tracedoc.step.program import Call
 
 

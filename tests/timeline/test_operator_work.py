@@ -10,7 +10,7 @@ import tracedoc
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.operators.work import Work, work_of
 from tracedoc.trace.columns import Shapes, Trace
-from tracedoc.trace.tables import _SHAPED_OPS
+from tracedoc.trace.part import _SHAPED_OPS
 
 BF16, F32, I64, BOOL = "c10::BFloat16", "float", "long int", "bool"
 

@@ -34,7 +34,7 @@ COMMANDS = (
 )  # fmt: skip
 """What can be run; ``tracedoc.cli.NAME`` defines ``NAME``, and is imported where it is asked for."""
 
-_ELSEWHERE = {"history": "compare", "kernels": "facts", "report": "diagnose", "try": "try_"}
+_ELSEWHERE = {"history": "compare", "kernels": "facts", "report": "diagnose", "try": "whatif"}
 """The modules of commands that stand with another, or whose name no module can have."""
 
 

@@ -326,17 +326,6 @@ def in_columns(rows: Sequence[Sequence[str]], *, numbers: Container[int] = ()) -
     return ["  ".join(row).rstrip() for row in cells]
 
 
-def possible_and_not(titles: tuple[str, str], items: Sequence[tuple[str, Sequence[str], str]]) -> list[str]:
-    """Lines of what can be done, each with words about it, and of what cannot, with the reason."""
-    lines: list[str] = []
-    for title, possible in zip(titles, (True, False), strict=True):
-        mine = [one for one in items if (not one[2]) == possible]
-        lines += ([""] if lines and mine else []) + ([title] if mine else [])
-        for name, about, reason in mine:
-            lines += [f"  {name}".rstrip(), *(f"      {line}" for line in (about if possible else [reason]))]
-    return lines
-
-
 def drop_stdout() -> None:
     """Redirect stdout to the null device: Python flushes it at exit, and would complain then."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

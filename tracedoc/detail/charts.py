@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from tracedoc.ranks.bandwidth import SizeCurve, transfers
-from tracedoc.ranks.blame import Lateness
-from tracedoc.ranks.exposure import split_exposed
 from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.waiting import Lateness, split_exposed
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.codec import decode
 from tracedoc.step.drawn import MAX_DRAWN, RESOLUTION, NamedStretches, thinned

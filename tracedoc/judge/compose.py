@@ -35,8 +35,8 @@ from tracedoc.judge.fixes import fitting_first
 from tracedoc.ledger import Ledger, Range
 from tracedoc.play.run_replay import Refusal
 from tracedoc.predicted import PlanStep, ReplayReport
-from tracedoc.ranks.exposure import ExposedSplit
 from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.waiting import ExposedSplit
 from tracedoc.run.job import job_settings
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.timeline.activity import Budget as ExactBudget

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from tracedoc.ranks.beside_training import BesideTraining
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.source_step import Started
+from tracedoc.ranks.source_step import BesideTraining, Started
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.values import once
 

@@ -16,18 +16,19 @@ from msgspec import structs
 
 from tracedoc.errors import Limit
 from tracedoc.ranks.bandwidth import Seat, SizeCurve, group_curves
-from tracedoc.ranks.blame import Blame, assign_blame
-from tracedoc.ranks.exposure import (
-    Arrivals,
-    ExposedSplit,
-    arrivals_by_rank,
-    exposed_waits,
-    split_exposed,
-)
 from tracedoc.ranks.group_guesses import with_guessed_groups
 from tracedoc.ranks.matching import Matching, RankCollectives, match_collectives
 from tracedoc.ranks.source_step import SourceStep
 from tracedoc.ranks.strategy_kinds import may_be_pipeline
+from tracedoc.ranks.waiting import (
+    Arrivals,
+    Blame,
+    ExposedSplit,
+    arrivals_by_rank,
+    assign_blame,
+    exposed_waits,
+    split_exposed,
+)
 from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest, StepDigest

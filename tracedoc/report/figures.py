@@ -21,10 +21,9 @@ from tracedoc.report.charts.bars import by_cause
 from tracedoc.report.charts.drawing import level_of
 from tracedoc.report.clock import LATEST_MS, CommonClock
 from tracedoc.report.sheet import FULL, Sheet, SheetBar
-from tracedoc.report.split import segments
+from tracedoc.report.step_parts import IDEAL, TODAY, UNTOLD, Waterfall, segments
 from tracedoc.report.texts import one_line, plain
 from tracedoc.report.view import FindingView, View, build_view
-from tracedoc.report.waterfall import IDEAL, TODAY, UNTOLD, Waterfall
 from tracedoc.report.words import STATES, states_of
 from tracedoc.tables import PathStretch, Picture, PictureRow, Waits
 from tracedoc.units import format_ms

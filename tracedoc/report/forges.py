@@ -14,9 +14,9 @@ from msgspec.structs import astuple
 from tracedoc.diagnosis import SEVERITIES, BudgetCheck
 from tracedoc.errors import Failures
 from tracedoc.judge.fixes import framework_name
+from tracedoc.report.step_parts import Waterfall
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import FindingView, View, budget_words, is_guard, script_line
-from tracedoc.report.waterfall import Waterfall
 from tracedoc.report.words import predicted_words
 from tracedoc.units import format_ms, format_percent, format_step_change
 

@@ -44,6 +44,7 @@ from tracedoc.report.charts.drawing import draw
 from tracedoc.report.charts.over_time import memory_chart, scatter, unit_chart
 from tracedoc.report.clock import place_to_look
 from tracedoc.report.sheet import Sheet
+from tracedoc.report.step_parts import IN_TURN, WaterfallLine
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
     FindingView,
@@ -54,7 +55,6 @@ from tracedoc.report.view import (
     instances_text,
     side_text,
 )
-from tracedoc.report.waterfall import IN_TURN, WaterfallLine
 from tracedoc.report.words import FINDINGS_NOTE, predicted_words
 from tracedoc.units import (
     format_bytes,

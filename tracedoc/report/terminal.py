@@ -17,7 +17,7 @@ from tracedoc.errors import failure
 from tracedoc.judge.fixes import framework_name
 from tracedoc.report.charts.detail_tables import Table as Cells
 from tracedoc.report.charts.detail_tables import collective_table, kernel_table, phase_table, unit_table
-from tracedoc.report.split import Segment
+from tracedoc.report.step_parts import IDEAL, IN_TURN, TODAY, Segment
 from tracedoc.report.texts import one_line
 from tracedoc.report.view import (
     FindingView,
@@ -27,7 +27,6 @@ from tracedoc.report.view import (
     instances_text,
     side_text,
 )
-from tracedoc.report.waterfall import IDEAL, IN_TURN, TODAY
 from tracedoc.report.words import FINDINGS_NOTE, predicted_words, resource_name
 from tracedoc.units import format_ms, format_percent, format_step_change
 

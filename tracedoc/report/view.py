@@ -24,9 +24,15 @@ from tracedoc.errors import Limit
 from tracedoc.judge.fixes import LONGEST_PLAN, NOT_PLANNED, changes_training, fitting_first, framework_name
 from tracedoc.ledger import PACED_BY_HOST, Ledger
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Tried
-from tracedoc.report.split import Segment, overlap_words, segments, with_notes
+from tracedoc.report.step_parts import (
+    Segment,
+    Waterfall,
+    build_waterfall,
+    overlap_words,
+    segments,
+    with_notes,
+)
 from tracedoc.report.texts import map_text, one_line, plain, redacted
-from tracedoc.report.waterfall import Waterfall, build_waterfall
 from tracedoc.report.words import WITHOUT, cost_text, gain_text, is_told_by_cost, played_text
 from tracedoc.units import (
     format_count,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array
-from tracedoc.step.calls import Calls, loader_rows, order_calls, parts_of, ready_lags
+from tracedoc.step.nodes import Calls, loader_rows, order_calls, parts_of, ready_lags
 from tracedoc.step.notes import find_doings, longest_lags, ranges_by_thread, with_doings, with_units
 from tracedoc.step.program import Call, Cause, Group, RankProgram, TooLong, Unplayable
 from tracedoc.timeline.activity import gloo_rows

@@ -9,10 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array, Spans, in_order
-from tracedoc.step.calls import Calls, find_calls, frees_memory, ready_lags, with_hidden_waits
 from tracedoc.step.cpu_program import CpuGraph, cpu_graph
-from tracedoc.step.events import RANK_OF_COMPUTE, RANK_OF_COPY, UNLAUNCHED, DeviceEvents, device_events
 from tracedoc.step.needs import data_needs, likely_uses, next_compute, reduced_in_backward
+from tracedoc.step.nodes import (
+    RANK_OF_COMPUTE,
+    RANK_OF_COPY,
+    UNLAUNCHED,
+    Calls,
+    DeviceEvents,
+    device_events,
+    find_calls,
+    frees_memory,
+    ready_lags,
+    with_hidden_waits,
+)
 from tracedoc.step.notes import find_doings, measure_contention, ranges_by_thread
 from tracedoc.step.program import Call, Cause, Codes, Doing, Group, Part, Unplayable
 from tracedoc.step.waste import WasteTable, find_waste

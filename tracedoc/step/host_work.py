@@ -20,8 +20,7 @@ from tracedoc.timeline.host import (
     work_before_collectives,
 )
 from tracedoc.timeline.lags import QUIET_NS
-from tracedoc.timeline.rare_code import RareCode, rare_code
-from tracedoc.timeline.script_code import CodePlace, places_of_timeline
+from tracedoc.timeline.script_code import CodePlace, RareCode, places_of_timeline, rare_code
 from tracedoc.timeline.syncs import Syncs, wait_causes
 from tracedoc.trace.columns import Kind
 

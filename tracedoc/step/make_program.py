@@ -11,10 +11,9 @@ import numpy.typing as npt
 from msgspec.structs import asdict, replace
 
 from tracedoc.spans import Int64Array
-from tracedoc.step.calls import order_calls, parts_of
 from tracedoc.step.cpu_program import CpuGraph, build_cpu_program
-from tracedoc.step.events import DeviceEvents
 from tracedoc.step.graph import StepGraph
+from tracedoc.step.nodes import DeviceEvents, order_calls, parts_of
 from tracedoc.step.notes import longest_lags, with_doings, with_offloading, with_units
 from tracedoc.step.program import TO_HOST, Call, Cause, Doing, RankProgram, TooLong, Unplayable
 from tracedoc.step.waste import with_waste

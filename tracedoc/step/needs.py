@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array
-from tracedoc.step.events import UNLAUNCHED, DeviceEvents
+from tracedoc.step.nodes import UNLAUNCHED, DeviceEvents
 from tracedoc.step.program import Cause, Group, Part
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_roles import gradient_rows

@@ -9,8 +9,7 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.step.calls import Calls
-from tracedoc.step.events import RANK_OF_COMPUTE, DeviceEvents
+from tracedoc.step.nodes import RANK_OF_COMPUTE, Calls, DeviceEvents
 from tracedoc.step.program import UNKNOWN_SHARE, Doing, Group, Indices, RankProgram
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE

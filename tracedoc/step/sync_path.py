@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array
-from tracedoc.step.events import UNLAUNCHED
 from tracedoc.step.graph import StepGraph
+from tracedoc.step.nodes import UNLAUNCHED
 from tracedoc.step.program import Cause, Lags, narrow
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable
 from tracedoc.timeline.lags import BLOCKED_NS, EARLY_NS, NEVER, RELEASE_NS

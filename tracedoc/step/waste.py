@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tracedoc.spans import Spans
 from tracedoc.step.device import tensor_speedup
-from tracedoc.step.events import DeviceEvents, device_events
+from tracedoc.step.nodes import DeviceEvents, device_events
 from tracedoc.step.program import Codes, Group, Lags, RankProgram, Waste
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows

@@ -36,9 +36,8 @@ from tracedoc.trace.metadata import (
     read_info,
     vendor_of_calls,
 )
-from tracedoc.trace.part import Part, number_of
+from tracedoc.trace.part import COUNTED, DROPPED, Ids, Part, Tables, category_text, number_of, shapes_of
 from tracedoc.trace.reader import PythonReader
-from tracedoc.trace.tables import COUNTED, DROPPED, Ids, Tables, category_text, shapes_of
 from tracedoc.trace.vocabulary import kind_of
 
 _ABSOLUTE_NS = 1_000_000_000_000_000_000  # 1e15 us: no relative time is that large

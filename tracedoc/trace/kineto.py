@@ -14,9 +14,9 @@ from tracedoc.trace.assemble import Columns
 from tracedoc.trace.chunks import NotJson, Outcome, cut
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.events import Frames
+from tracedoc.trace.part import Tables, category_text
 from tracedoc.trace.reader import PythonReader, make_reader
 from tracedoc.trace.source import Source, open_stream
-from tracedoc.trace.tables import Tables, category_text
 from tracedoc.trace.vocabulary import KINDS
 
 _DAMAGE = ("truncated-trace", "damaged-events", "impossible-times")

@@ -14,8 +14,7 @@ from tracedoc.errors import InputError
 from tracedoc.trace.chunks import LONGEST_PATIENCE
 from tracedoc.trace.compact import Growing
 from tracedoc.trace.events import FRAME, EventDecoder, Frames, Metadata, collective_fields, tells_whose
-from tracedoc.trace.part import Part, decoded_part
-from tracedoc.trace.tables import COUNTED, ON_GPU, SHAPED, WAITS, Tables, interned
+from tracedoc.trace.part import COUNTED, ON_GPU, SHAPED, WAITS, Part, Tables, decoded_part, interned
 
 _REFUSED = 16
 _NO_HEAD = -1

@@ -11,7 +11,7 @@ from tracedoc.ranks.code_places import beside_training
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.phases import Phase
-from tracedoc.topics.input.limits import padding_frac
+from tracedoc.topics.input.run import padding_frac
 from tracedoc.whatif.changes.change import Mask
 from tracedoc.whatif.changes.host import STACKS_DOUBT, operators_in
 from tracedoc.whatif.changes.kernels import (

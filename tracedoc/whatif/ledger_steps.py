@@ -15,7 +15,7 @@ from tracedoc.topics.host.run import core_wait_ms
 from tracedoc.topics.step.long_steps import SLOWER, late_ms_of, long_steps, why_long
 from tracedoc.topics.straggler.causes import IN_CODE, late_place
 from tracedoc.topics.straggler.late_ranks import stragglers
-from tracedoc.topics.straggler.rare_work import rare_work
+from tracedoc.topics.straggler.run import rare_work
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown
 

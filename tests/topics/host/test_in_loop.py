@@ -11,8 +11,7 @@ import pytest
 import tracedoc
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.topics.host.in_loop import script_code_feeds, stacks_recorded
-from tracedoc.topics.input import limits
-from tracedoc.topics.input.limits import slow_loading_captured
+from tracedoc.topics.input.run import slow_loading_captured
 from tracedoc.values import Unknown
 
 
@@ -32,7 +31,7 @@ def test_a_trace_without_stacks_shows_no_place_in_the_loop(tmp_path: Path) -> No
 def test_a_loader_is_slow_in_the_log_as_in_the_capture(
     monkeypatch: pytest.MonkeyPatch, doing: str, kind: str, same: bool
 ) -> None:
-    monkeypatch.setattr(limits, "slow_code", lambda run: SimpleNamespace(doing=doing))
-    monkeypatch.setattr(limits, "long_step_kind", lambda run: kind)
+    monkeypatch.setattr("tracedoc.topics.input.run.slow_code", lambda run: SimpleNamespace(doing=doing))
+    monkeypatch.setattr("tracedoc.topics.input.run.long_step_kind", lambda run: kind)
     run: Any = None
     assert slow_loading_captured(run) is same

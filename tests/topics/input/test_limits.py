@@ -10,7 +10,7 @@ import pytest
 
 from tracedoc.run.job import Job, Loader, RankJob
 from tracedoc.run.machine import LoaderWindow, Machine
-from tracedoc.topics.input.limits import (
+from tracedoc.topics.input.run import (
     batch_tokens,
     io_wait_frac,
     loader_cold_frac,
@@ -19,8 +19,8 @@ from tracedoc.topics.input.limits import (
     slowest_worker,
     slowest_worker_frac,
     uneven_tokens,
+    worker_code,
 )
-from tracedoc.topics.input.run import worker_code
 from tracedoc.values import Unknown
 
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tracedoc.cli.plan.amounts import parse_count, parse_size
-from tracedoc.cli.plan.scripted import Scripted, scripted
+from tracedoc.cli.plan.sources import Scripted, scripted
 from tracedoc.cli.reading import names_in
 from tracedoc.errors import InputError, did_you_mean
 from tracedoc.planner.families import read_model_config
@@ -41,7 +41,7 @@ from tracedoc.planner.setup import (
 from tracedoc.planner.shape import ModelShape, lora_parameters, shape_from_parameters
 
 if TYPE_CHECKING:
-    from tracedoc.cli.plan.captured import Captured
+    from tracedoc.cli.plan.sources import Captured
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -245,7 +245,7 @@ MOST_GPUS = 131_072
 
 
 def _training(options: Options, gpu: Gpu | None, model: ModelShape, found: Captured | None) -> Training:
-    from tracedoc.cli.plan.captured import Present
+    from tracedoc.cli.plan.sources import Present
 
     now = found.present if found else Present()
     rank = options.lora_rank or (16 if options.qlora else 0)
@@ -367,7 +367,7 @@ def _captured(options: Options) -> Captured | None:
                 'as in: tracedoc plan --params 7e9 --gpus 4 --gpu "A100 40GB"',
             )
         return None
-    from tracedoc.cli.plan.captured import captured
+    from tracedoc.cli.plan.sources import captured
 
     return captured(run)
 
@@ -377,7 +377,7 @@ def _model(options: Options, found: Captured | None) -> ModelShape:
         return read_model_config(options.config)
     if options.params:
         return shape_from_parameters(parse_count(options.params, "--params"))
-    from tracedoc.cli.plan.captured import require_model
+    from tracedoc.cli.plan.sources import require_model
 
     assert found is not None
     return require_model(found, options.run or "")

@@ -9,7 +9,7 @@ import msgspec
 from tracedoc.diagnosis import BUDGET_PARTS, BudgetParts, Diagnosis, Gain, RankReport, StepBudget
 from tracedoc.predicted import Predicted
 from tracedoc.report.charts.over_time import TimeScale
-from tracedoc.report.split import Segment, segments
+from tracedoc.report.step_parts import Segment, segments
 from tracedoc.report.words import states_of
 from tracedoc.tables import Waits
 from tracedoc.units import format_ms, format_percent, three_digits

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tracedoc.facts.catalog import ranks_fact, run_fact
-from tracedoc.ranks.beside_training import BesideTraining
 from tracedoc.ranks.code_places import beside_training
 from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.source_step import BesideTraining
 from tracedoc.run.job import Job
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.phases import Phase

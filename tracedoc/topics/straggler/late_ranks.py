@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together, gains_without
-from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.run_view import RunView, habitual
+from tracedoc.ranks.waiting import STRAGGLING
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE

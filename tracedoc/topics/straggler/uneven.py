@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.facts.catalog import run_fact
-from tracedoc.ranks.blame import STRAGGLING
 from tracedoc.ranks.code_places import most_work_place
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
+from tracedoc.ranks.waiting import STRAGGLING
 from tracedoc.ranks.work_shares import CPU_MEASURES, MEASURES, Floats, work_shares
 from tracedoc.topics.pipeline.balance import pass_ratios
 from tracedoc.trace.distinct import distinct, is_among

@@ -8,7 +8,7 @@ import numpy as np
 
 from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.spans import Int64Array
-from tracedoc.step.calls import INPUT_PART
+from tracedoc.step.nodes import INPUT_PART
 from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
