@@ -31,6 +31,7 @@ def deferred_reductions(program: RunProgram) -> Mask:
     )
 
 
+@as_change()
 def reduce_when_ready(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
     """Reduce gradients in the backward pass as they become ready, which in some jobs begins after it.
 
