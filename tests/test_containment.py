@@ -17,7 +17,7 @@ from tracedoc.cli import main
 from tracedoc.diagnosis import Diagnosis
 from tracedoc.errors import LOG, Failures, InputError
 from tracedoc.facts.catalog import CATALOG
-from tracedoc.judge import compose, findings, verdicts
+from tracedoc.judge import compose, findings
 from tracedoc.ranks import strategy
 from tracedoc.report import page as html
 from tracedoc.report import terminal
@@ -142,28 +142,26 @@ def test_a_rule_that_failed_is_named_where_no_cause_is(
 ) -> None:
     for builder in parse_lanes("step: 100\ncompute 0-97\nallreduce 40-100 64MiB", ranks=2):
         builder.write(tmp_path / f"rank-{builder.rank}.json")
-    usual: Callable[..., Any] = verdicts._weighed
+    usual: Callable[..., Any] = findings.verdict_of
     monkeypatch.setattr(
-        verdicts, "_weighed", lambda rule, *given: fail() if rule.id == "tiny-batch" else usual(rule, *given)
+        findings,
+        "verdict_of",
+        lambda rule, *given: fail() if rule.id == "tiny-batch" else usual(rule, *given),
     )
     summary = tracedoc.diagnose([tmp_path]).summary
     assert summary.endswith("The rule tiny-batch failed and could not be judged.")
 
 
-@pytest.mark.parametrize("step", ["_weighed", "_finding"])
+@pytest.mark.parametrize("step", ["verdict_of", "_finding"])
 def test_a_rule_fails_alone(run: Path, whole: Diagnosis, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
     """Each step of judging fails for one rule: that verdict is an error, the others are what they were."""
     said = whole.verdicts
     outcomes = {verdict.rule_id: verdict.outcome for verdict in said}
     broken = next(rule_id for rule_id, outcome in outcomes.items() if outcome == "finding")
-    module = verdicts if step == "_weighed" else findings
-    usual: Callable[..., Any] = getattr(module, step)
-
-    def sometimes(first: Any, *given: Any) -> Any:
-        rule = first if step == "_weighed" else first.rule
-        return fail() if rule.id == broken else usual(first, *given)
-
-    monkeypatch.setattr(module, step, sometimes)
+    usual: Callable[..., Any] = getattr(findings, step)
+    monkeypatch.setattr(
+        findings, step, lambda rule, *given: fail() if rule.id == broken else usual(rule, *given)
+    )
     diagnosis = tracedoc.diagnose([run])
     found = {verdict.rule_id: verdict for verdict in diagnosis.verdicts}
     assert found[broken].outcome == "error"

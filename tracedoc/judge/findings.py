@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import SEVERITIES, Finding, Fix, Gain, Verdict
+from tracedoc.diagnosis import SEVERITIES, Evidence, Finding, Fix, Gain, Verdict
 from tracedoc.errors import failure
+from tracedoc.facts.catalog import attempt
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import evaluate as evaluate_condition
 from tracedoc.judge.expression import parse
 from tracedoc.judge.rule import Rule, RuleFix
 from tracedoc.judge.severity import severity_by_ledger, severity_by_share
-from tracedoc.judge.verdicts import Times, Weighed, values_of, weigh
+from tracedoc.judge.verdicts import Opinion, values_of, verdict_of
 from tracedoc.judge.wording import (
     WORST_RANK,
     chosen_words,
@@ -30,10 +32,13 @@ from tracedoc.judge.wording import (
     with_ranks,
 )
 from tracedoc.ledger import UNKNOWN_WAITS, Ledger, LedgerCause
+from tracedoc.spans import Spans
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ranges
-from tracedoc.values import Unknown, Value
-from tracedoc.whatif.evidence import EvidenceCollector, collectors
+from tracedoc.values import Failed, Unknown, Value
+from tracedoc.whatif.evidence import MAX_FOUND, EvidenceCollector, collectors, longest_places
+
+_LOG = logging.getLogger(__name__)
 
 SEEN = 0.01
 """What a rule measured of a cause is told from this share of the step on."""
@@ -73,7 +78,7 @@ def evaluate(
     *,
     evidence: Mapping[str, EvidenceCollector] | None = None,
 ) -> Judgement:
-    """The judgement of ``measurements`` by ``rules``, each on its own.
+    """The judgement of ``measurements`` by ``rules``, each on its own: none can stop another.
 
     ``rules`` come from :func:`tracedoc.judge.load.load_rules`, which has checked them. Collectors of evidence
     get the instance that is judged: a rank such as ``"3"``, or ``None`` for the run.
@@ -82,13 +87,12 @@ def evaluate(
     verdicts: list[Verdict] = []
     findings: list[Finding] = []
     for rule in rules:
-        own = weigh(rule, measurements, evidence)
-        verdict = own.verdict
-        if verdict.outcome == "finding":
-            try:
-                findings.append(_finding(own, measurements))
-            except Exception as error:
-                verdict = Verdict(rule.id, "error", reason=f"error: {failure(rule.id, error)}")
+        try:
+            verdict, held = verdict_of(rule, measurements)
+            if verdict.outcome == "finding":
+                findings.append(_finding(rule, verdict, held, evidence.get(rule.evidence), measurements))
+        except Exception as error:
+            verdict = Verdict(rule.id, "error", reason=f"error: {failure(rule.id, error)}")
         verdicts.append(verdict)
     findings.sort(key=worst_first)
     return Judgement(tuple(findings), tuple(verdicts), {rule.id: rule for rule in rules})
@@ -103,11 +107,22 @@ def worst_first(finding: Finding) -> tuple[int, float, str]:
 # -- findings
 
 
-def _finding(own: Weighed, measurements: Measurements) -> Finding:
-    rule, worst = own.rule, own.held[0]
+Times = Mapping[tuple[int, int | None], Spans]
+"""The intervals that evidence points to, by rank and step."""
+
+
+def _finding(
+    rule: Rule,
+    verdict: Verdict,
+    held: Sequence[Opinion],
+    collect: EvidenceCollector | None,
+    measurements: Measurements,
+) -> Finding:
+    worst = held[0]
+    listed, times = _places(collect, measurements, [one.key for one in held])
     values, units = _said(rule, worst.key, measurements)
     own_step = values_of(rule, (step_ms.name,), worst.key, measurements)[step_ms.name]
-    keys = sorted((one.key for one in own.held if one.key is not None), key=lambda key: (len(key), key))
+    keys = sorted((one.key for one in held if one.key is not None), key=lambda key: (len(key), key))
     message = fill(rule.message, values, units)
     if keys and len(measurements.ranks) > 1:
         own_words = other_step(own_step, values[step_ms.name])
@@ -127,7 +142,7 @@ def _finding(own: Weighed, measurements: Measurements) -> Finding:
         unknown = "the length of a step is unknown: severity is note"
         gain = replace(gain, assumptions=(*gain.assumptions, unknown))
     return Finding(
-        id=_finding_id(rule, keys, own.verdict),
+        id=_finding_id(rule, keys, verdict),
         rule_id=rule.id,
         severity=severity_of(rule, gain, measurements.confidence, measurements),
         confidence=measurements.confidence,
@@ -135,15 +150,42 @@ def _finding(own: Weighed, measurements: Measurements) -> Finding:
         message=message,
         why=rule.why,
         topic=rule.topic,
-        ranks=_ranks(keys, own.times, measurements),
-        steps=_steps(own.times, measurements),
-        evidence=own.evidence,
+        ranks=_ranks(keys, times, measurements),
+        steps=_steps(times, measurements),
+        evidence=listed,
         gain=gain,
         fixes=_fixes(rule, values, units),
         status=rule.status,
         says=fill(rule.says, values, units) if rule.says else rule.title.partition(": ")[2],
         limit=rule.limit,
     )
+
+
+def _places(
+    collect: EvidenceCollector | None, measurements: Measurements, keys: Sequence[str | None]
+) -> tuple[tuple[Evidence, ...], Times]:
+    """The evidence of all instances to list, and the time that all of it covers.
+
+    One instance after the other: the places of a thousand ranks would take hundreds of megabytes.
+    """
+    listed: dict[Evidence, None] = {}
+    times: dict[tuple[int, int | None], Spans] = {}
+    for key in keys:
+        found = () if collect is None else attempt(collect, measurements, key)
+        if isinstance(found, Failed):
+            _LOG.debug("the places of %s could not be listed\n%s", key or "the run", found.traceback)
+            continue
+        pairs: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
+        for one in found:
+            pairs.setdefault((one.rank, one.step), []).append((one.start_ns, one.end_ns))
+        for place, intervals in pairs.items():
+            spans = Spans.from_pairs(intervals)
+            times[place] = times[place] | spans if place in times else spans
+        listed |= dict.fromkeys(longest_places(found, len(keys)))
+    evidence = tuple(listed)
+    if len(evidence) > MAX_FOUND:
+        evidence = longest_places(evidence, len({one.rank for one in evidence}))
+    return evidence, times
 
 
 def _said(rule: Rule, key: str | None, measurements: Measurements) -> tuple[dict[str, Value], dict[str, str]]:

@@ -1,32 +1,22 @@
-"""What each rule says on its own: a verdict, and of what it found the instances, gains and places.
+"""What each rule says on its own: a verdict, and of what it found the instances and gains.
 
-No rule can stop another: a missing fact or a division by zero is a verdict.
+A missing fact or a division by zero is a verdict.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from tracedoc.diagnosis import Comparison, Evidence, Gain, Instance, Verdict
-from tracedoc.errors import failure
-from tracedoc.facts.catalog import attempt
+from tracedoc.diagnosis import Comparison, Gain, Instance, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import Expression, Result, parse
 from tracedoc.judge.expression import evaluate as evaluate_condition
 from tracedoc.judge.rule import AtMost, Rule
 from tracedoc.judge.wording import ranks_text
-from tracedoc.spans import Spans
 from tracedoc.values import Failed, Unknown, Value
-from tracedoc.whatif.evidence import MAX_FOUND, EvidenceCollector, longest_places
-
-_LOG = logging.getLogger(__name__)
-
-Times = Mapping[tuple[int, int | None], Spans]
-"""The intervals that evidence points to, by rank and step."""
 
 
 class Opinion(msgspec.Struct, frozen=True):
@@ -39,76 +29,29 @@ class Opinion(msgspec.Struct, frozen=True):
     gain: Gain | Unknown | None = None  # None: the rule has no gain
 
 
-class Weighed(msgspec.Struct, frozen=True):
-    """What a rule says before it has looked at other rules; ``held`` is worst first."""
-
-    rule: Rule
-    verdict: Verdict
-    held: tuple[Opinion, ...] = ()
-    evidence: tuple[Evidence, ...] = ()
-    times: Times = msgspec.field(default_factory=dict)
-
-
-def weigh(
-    rule: Rule,
-    measurements: Measurements,
-    evidence: Mapping[str, EvidenceCollector],
-) -> Weighed:
-    """A rule judged on its own; one that fails by a fault of ours has the outcome "error"."""
-    try:
-        return _weighed(rule, measurements, evidence)
-    except Exception as error:
-        return Weighed(rule, Verdict(rule.id, "error", reason=f"error: {failure(rule.id, error)}"))
-
-
-def _weighed(
-    rule: Rule,
-    measurements: Measurements,
-    evidence: Mapping[str, EvidenceCollector],
-) -> Weighed:
+def verdict_of(rule: Rule, measurements: Measurements) -> tuple[Verdict, list[Opinion]]:
+    """What a rule says on its own, and its opinions that decide that, the worst first."""
     absent = _absent(rule, measurements)
     if absent is not None:
-        return Weighed(rule, absent)
+        return absent, []
     condition = parse(rule.when)
-    if rule.scope == "run":
-        keys: tuple[str | None, ...] = (None,)
-    else:
-        keys = _rank_keys(condition.names, measurements)
-        if not keys:
-            return Weighed(rule, _no_ranks(rule, condition.names, measurements))
+    keys = (None,) if rule.scope == "run" else _rank_keys(condition.names, measurements)
+    if not keys:
+        return _no_ranks(rule, condition.names, measurements), []
     known: dict[tuple[Value, ...], Result] = {}
     opinions = [_judge(rule, condition, key, measurements, known) for key in keys]
-    verdict = _verdict(rule, opinions)
-    if verdict.outcome != "finding":
-        return Weighed(rule, verdict)
-    held = sorted((one for one in opinions if one.outcome == "finding"), key=_largest_gain_first)
-    collect = evidence.get(rule.evidence)
-    if collect is None:
-        return Weighed(rule, verdict, tuple(held))
-    return Weighed(rule, verdict, tuple(held), *_places(collect, measurements, [one.key for one in held]))
-
-
-def _places(
-    collect: EvidenceCollector, measurements: Measurements, keys: Sequence[str | None]
-) -> tuple[tuple[Evidence, ...], Times]:
-    """The evidence of all instances to list, and the time that all of it covers.
-
-    One instance after the other: the places of a thousand ranks would take hundreds of megabytes.
-    """
-    listed: dict[Evidence, None] = {}
-    times: dict[tuple[int, int | None], Spans] = {}
-    for key in keys:
-        found = attempt(collect, measurements, key)
-        if isinstance(found, Failed):
-            _LOG.debug("the places of %s could not be listed\n%s", key or "the run", found.traceback)
-            continue
-        for place, spans in spans_by_place(found).items():
-            times[place] = times[place] | spans if place in times else spans
-        listed |= dict.fromkeys(longest_places(found, len(keys)))
-    evidence = tuple(listed)
-    if len(evidence) > MAX_FOUND:
-        evidence = longest_places(evidence, len({place.rank for place in evidence}))
-    return evidence, times
+    outcomes = {one.outcome for one in opinions}
+    # It holds if it holds for one.
+    outcome = next(name for name in ("finding", "error", "unknown", "pass") if name in outcomes)
+    speaking = [one for one in opinions if one.outcome == outcome]
+    if outcome == "finding":
+        speaking.sort(key=_largest_gain_first)
+    instances = tuple(Instance(one.key, one.outcome) for one in opinions if one.key is not None)
+    reason = _reason(speaking)
+    if outcome == "finding" and isinstance(gain := speaking[0].gain, Unknown):
+        reason = f"the gain is unknown: {gain.reason}"
+    verdict = Verdict(rule.id, outcome, speaking[0].comparisons, reason, instances, speaking[0].key)
+    return verdict, speaking
 
 
 def _absent(rule: Rule, measurements: Measurements) -> Verdict | None:
@@ -204,20 +147,6 @@ def _gain(bound: AtMost, key: str | None, measurements: Measurements) -> Gain | 
     return Gain(0.0, most if mean is None else min(most, mean), "ceiling", (bound.assuming,), None, mean)
 
 
-def _verdict(rule: Rule, opinions: Sequence[Opinion]) -> Verdict:
-    """The verdict of a rule on all its instances: it holds if it holds for one."""
-    outcomes = {one.outcome for one in opinions}
-    outcome = next(name for name in ("finding", "error", "unknown", "pass") if name in outcomes)
-    speaking = [one for one in opinions if one.outcome == outcome]
-    if outcome == "finding":
-        speaking.sort(key=_largest_gain_first)
-    instances = tuple(Instance(one.key, one.outcome) for one in opinions if one.key is not None)
-    reason = _reason(speaking)
-    if outcome == "finding" and isinstance(gain := speaking[0].gain, Unknown):
-        reason = f"the gain is unknown: {gain.reason}"
-    return Verdict(rule.id, outcome, speaking[0].comparisons, reason, instances, speaking[0].key)
-
-
 def _reason(opinions: Sequence[Opinion]) -> str:
     """The reasons, each once, with the ranks it holds for where they differ."""
     keys_by_reason: dict[str, list[str]] = {}
@@ -239,11 +168,3 @@ def _is_error(value: Value) -> bool:
 
 def _together(reasons: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(reasons))
-
-
-def spans_by_place(evidence: Iterable[Evidence]) -> dict[tuple[int, int | None], Spans]:
-    """The time that evidence covers, by rank and step."""
-    pairs: dict[tuple[int, int | None], list[tuple[int, int]]] = {}
-    for place in evidence:
-        pairs.setdefault((place.rank, place.step), []).append((place.start_ns, place.end_ns))
-    return {key: Spans.from_pairs(intervals) for key, intervals in pairs.items()}
