@@ -77,9 +77,9 @@ def test_between_hosts_several_sizes_say_what_a_call_takes() -> None:
     sizes = [MIB, MIB, 4 * MIB, 4 * MIB, 16 * MIB, 16 * MIB, 16 * MIB]
     joins = parts([30, 30, 60, 60, 140, 180, 220], sizes)
     joins = replace(joins, links=(SizeCurve(None, 60.0 * MIB, 60.0 * MIB),))
+    joins = replace(joins, splits=tuple(split_transfers(joins, one) for one in Scenario))
     program = SimpleNamespace(layout=SimpleNamespace(joins=joins), transfer=joins.transfer_ns)
-    splits = {one: split_transfers(joins, one) for one in Scenario}
-    saved = [call_latency(cast(Any, program), splits, one) / 1000 for one in Scenario]
+    saved = [call_latency(cast(Any, program), one) / 1000 for one in Scenario]
     assert saved == [pytest.approx([us] * len(sizes)) for us in (30, 20, 10)]
 
 

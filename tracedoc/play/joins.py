@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from tracedoc.play.run_program import CollectiveParts, Gathering, RunProgram
+from tracedoc.play.run_program import CollectiveParts, Gathering, RunProgram, Scenario
+from tracedoc.play.scenarios import split_transfers
 from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.ranks.matching import Matching
 from tracedoc.spans import Int64Array
@@ -94,7 +95,7 @@ def join_run(
         begins = np.array([program.start_ns], dtype=np.int64)
         offsets.append(int(matching.clock.to_common(rank, begins)[0]) if rank in position else int(begins[0]))
         base += program.events
-    whole = {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
+    whole: dict[str, Any] = {name: np.concatenate([one[name] for one in columns]) for name in columns[0]}
     matched = whole["op"] >= 0
     whole["op"][matched] = np.unique(whole["op"][matched], return_inverse=True)[1]
     collectives = CollectiveParts(
@@ -104,6 +105,7 @@ def join_run(
         links=tuple(links),
         staged=matching.staged,
     )
+    collectives = replace(collectives, splits=tuple(split_transfers(collectives, one) for one in Scenario))
     first = min(offsets, default=0)
     starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))
     joined = gathering.joined(collectives, starts.astype(np.int64), spare_cores)

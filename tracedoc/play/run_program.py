@@ -36,6 +36,17 @@ class Scenario(IntEnum):
         return Scenario(len(Scenario) - 1 - self)
 
 
+class Split(msgspec.Struct, frozen=True, eq=False):
+    """For each part of a run's collectives, in nanoseconds; one scenario.
+
+    ``fixed_ns`` stays whatever is changed about bytes and links: latency, and time that may be waiting for
+    ranks that were not captured. The rest of the transfer is in proportion to the bytes.
+    """
+
+    fixed_ns: Int64Array
+    latency_ns: Int64Array
+
+
 class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     """The collectives of all ranks, one entry for each rank's part, in order of rank and event.
 
@@ -46,6 +57,7 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     ``group_sizes``, and whose links :class:`SizeCurve` describes. ``gradients`` tells which reduce gradients,
     ``extra`` which training does not need, ``complete`` which miss no rank's part. ``block`` is the block of
     a sharded unit, ``NONE`` for others. ``staged``: ranks that send and receive may be stages of a pipeline.
+    ``splits`` say for each scenario what of the transfers stays when their bytes become fewer.
     """
 
     event: Index
@@ -62,6 +74,11 @@ class CollectiveParts(msgspec.Struct, frozen=True, eq=False):
     group_sizes: tuple[int, ...] = ()
     links: tuple[SizeCurve | None, ...] = ()
     staged: bool = True
+    splits: tuple[Split, ...] = ()
+
+    def named(self, *names: str) -> Mask:
+        """Which parts are of operations of these names."""
+        return np.array([one in names for one in self.kinds] or [False])[self.kind]
 
     @property
     def operations(self) -> int:
@@ -217,6 +234,11 @@ class RunProgram(msgspec.Struct, frozen=True, eq=False):
     extra: AddedEdges
     contention: float = 0.0
     scenario: Scenario = Scenario.LIKELY
+
+    @property
+    def split(self) -> Split:
+        """What of the captured transfers stays when their bytes become fewer, in this scenario."""
+        return self.layout.joins.splits[self.scenario]
 
     def played_once(self) -> RunProgram:
         """Return the program played once, from the times that were measured, instead of again and again."""

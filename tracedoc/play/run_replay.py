@@ -13,8 +13,8 @@ from tracedoc.play.in_a_row import Row
 from tracedoc.play.joins import join_run
 from tracedoc.play.path import Path, find_whole_path
 from tracedoc.play.player import Played, Player
-from tracedoc.play.run_program import Layout, RunProgram, Scenario
-from tracedoc.play.scenarios import Split, as_measured, as_scenario, splits
+from tracedoc.play.run_program import RunProgram, Scenario
+from tracedoc.play.scenarios import as_measured, as_scenario
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import Job
@@ -103,7 +103,6 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     subject: int
     player: Player
     base: Mapping[Scenario, Base]
-    splits: Mapping[Scenario, Split]
     path: Path
     notes: tuple[str, ...] = ()
     others: tuple[RunReplay, ...] = ()
@@ -111,6 +110,11 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     apart: bool = False
     own_frac: tuple[float, float] = (1.0, 1.0)
     varies: tuple[tuple[float, float], ...] = ()
+
+    @property
+    def program(self) -> RunProgram:
+        """The program without a change, as it is likely."""
+        return self.base[Scenario.LIKELY].program
 
     @property
     def steps(self) -> tuple[RunReplay, ...]:
@@ -123,7 +127,7 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
         if not self.others:
             return self.step_ms
         ranks = slice(self.subject, self.subject + 1) if self.apart else slice(None)
-        every = [note.step_ns for one in self.steps for note in _layout(one).notes[ranks]]
+        every = [note.step_ns for one in self.steps for note in one.program.layout.notes[ranks]]
         return float(np.mean(every)) / 1e6
 
     def mean_error_ms(self, gain_ms: float) -> float:
@@ -152,7 +156,7 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
 
         They are made as they are played, some at a time: of many ranks each takes megabytes.
         """
-        together = self.row.together if self.row else self.player.together(self.base[Scenario.LIKELY].program)
+        together = self.row.together if self.row else self.player.together(self.program)
         while some := list(islice(programs, together)):
             try:
                 yield from self.play(some)
@@ -172,19 +176,15 @@ def in_a_row(first: RunReplay, others: Sequence[RunReplay]) -> RunReplay:
     Without any, or where their dependencies contradict each other, it is that of the step alone.
     """
     every = (first, *sorted(others, key=lambda one: (one.step < first.step, one.step)))
-    alike = [one for one in every if one.periodic and (np.diff(_layout(one).point_base) > 0).all()]
+    alike = [one for one in every if one.periodic and (np.diff(one.program.layout.point_base) > 0).all()]
     if len(alike) < 2 or alike[0] is not first:
         return first
-    row = Row(first.subject, [_layout(one) for one in alike])
+    row = Row(first.subject, [one.program.layout for one in alike])
     try:
         row.play_base([[one.base[scenario].program for one in alike] for scenario in Scenario])
     except Cyclic:
         return first
     return replace(first, others=tuple(alike[1:]), row=row)
-
-
-def _layout(replay: RunReplay) -> Layout:
-    return replay.base[Scenario.LIKELY].program.layout
 
 
 def replay_run(run: RunView) -> RunReplay | Refusal:
@@ -224,16 +224,14 @@ def replay_other(run: RunView, first: RunReplay, step: int) -> RunReplay | Refus
     """Replay another step of the ranks of a replay, which answers refer to by its own length."""
     representative = run.representative_digest
     assert representative is not None
-    ranks = first.base[Scenario.LIKELY].program.layout.ranks
+    ranks = first.program.layout.ranks
     having = [one.rank for one in run.digests if any(step == program.step for program in one.programs)]
     if having != list(ranks):
         return Refusal(f"other ranks have step {step}")
     found = _replay_of(run, representative, step)
     if isinstance(found, Refusal):
         return found
-    return replace(
-        found, step_ms=found.base[Scenario.LIKELY].program.layout.notes[found.subject].step_ns / 1e6
-    )
+    return replace(found, step_ms=found.program.layout.notes[found.subject].step_ns / 1e6)
 
 
 def _replay_of(
@@ -329,7 +327,6 @@ def _replayed(
         subject=subject,
         player=player,
         base={scenario: Base(one.program, one.step_ns) for scenario, one in played.items()},
-        splits=splits(program),
         path=find_whole_path(likely, subject),
         notes=notes,
         apart=run.meets_rarely,

@@ -5,14 +5,12 @@ Of a transfer that is what its bytes take, what it takes whatever they are, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import median
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import CollectiveParts, RunProgram, Scenario
+from tracedoc.play.run_program import CollectiveParts, RunProgram, Scenario, Split
 from tracedoc.ranks.bandwidth import fit_line
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import UNKNOWN_SHARE, Cause
@@ -81,11 +79,6 @@ def _contention(program: RunProgram, scenario: Scenario) -> float:
     return median(known) * CONTENTION_MARGIN[scenario]
 
 
-def splits(program: RunProgram) -> dict[Scenario, Split]:
-    """For each scenario, the nanoseconds of each transfer that stay when its bytes become fewer."""
-    return {scenario: split_transfers(program.layout.joins, scenario) for scenario in Scenario}
-
-
 def _without_idle_hosts(program: RunProgram) -> RunProgram:
     """Return the program with no work left on the hosts that are ahead of their GPU all the time."""
     layout = program.layout
@@ -112,17 +105,6 @@ WITHOUT_BYTES_NS = 30_000
 """What a collective takes without bytes, on a usual link: some 20 to 50 us."""
 
 
-class Split(msgspec.Struct, frozen=True, eq=False):
-    """For each part of a run's collectives, in nanoseconds; one scenario.
-
-    ``fixed_ns`` stays whatever is changed about bytes and links: latency, and time that may be waiting for
-    ranks that were not captured. The rest of the transfer is in proportion to the bytes.
-    """
-
-    fixed_ns: Int64Array
-    latency_ns: Int64Array
-
-
 def split_transfers(joins: CollectiveParts, scenario: Scenario) -> Split:
     """The time of each transfer that stays when its bytes become fewer, in one scenario."""
     moved = _moved(joins, scenario)
@@ -146,20 +128,19 @@ _ALIKE = (("all_gather", "reduce_scatter"), ("all_reduce",))
 """Collectives of one :func:`busbw_factor`, whose sizes make one line."""
 
 
-def call_latency(program: RunProgram, splits: Mapping[Scenario, Split], scenario: Scenario) -> Int64Array:
+def call_latency(program: RunProgram, scenario: Scenario) -> Int64Array:
     """Return the nanoseconds of each transfer that one call less saves: most of them in the fast scenario.
 
     Of all-gathers, reduce-scatters and all-reduces that is what a line through two sizes says, else the
     curve of the group's link, and at most all beyond its full rate. Where no rate is known, as between
     processes of a host, it may be all beyond the fastest transfer; between hosts where sizes tell nothing
-    either. Other collectives save the latency in
-    ``splits``, which is least in the fast scenario. None saves more than its transfer.
+    either. Other collectives save the latency of their :class:`Split`, which is least in the fast scenario.
+    None saves more than its transfer.
     """
     joins, transfer_ns = program.layout.joins, program.transfer
-    least, likely, most = (splits[one].latency_ns.astype(np.float64) for one in Scenario)
+    least, likely, most = (one.latency_ns.astype(np.float64) for one in joins.splits)
     for kinds in _ALIKE:
-        alike = np.array([name in kinds for name in joins.kinds] or [False])
-        chosen = alike[joins.kind] & (joins.nbytes > 0) & (transfer_ns > 0)
+        chosen = joins.named(*kinds) & (joins.nbytes > 0) & (transfer_ns > 0)
         for group in distinct(joins.group[chosen]).tolist():
             mine = np.flatnonzero(chosen & (joins.group == group))
             sizes, moved = joins.nbytes[mine].astype(np.float64), transfer_ns[mine].astype(np.float64)

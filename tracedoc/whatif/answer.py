@@ -12,7 +12,7 @@ from tracedoc.whatif.changes.change import NotApplicable
 from tracedoc.whatif.changes.registry import CHANGES, Request, request
 from tracedoc.whatif.ledger import make_ledger
 from tracedoc.whatif.ledger_steps import today_ms
-from tracedoc.whatif.predictions import Prediction, applicable, predict, run_replay
+from tracedoc.whatif.predictions import Prediction, predict, run_replay
 
 LONGEST = 8
 """Reports show so many kinds of work on the critical path."""
@@ -60,12 +60,7 @@ def what_if(run: RunView, requests: Sequence[Request]) -> WhatIf:
     plans = [useful[: count + 1] for count in range(len(useful))] if len(useful) > 1 else []
     return WhatIf(
         report,
-        alone=tuple(
-            NotPredicted(str(one), answer.reason)
-            if isinstance(answer, NotApplicable)
-            else as_predicted([one], answer, today)
-            for one, answer in zip(requests, alone, strict=True)
-        ),
+        alone=tuple(_told(one, answer, today) for one, answer in zip(requests, alone, strict=True)),
         together=tuple(
             as_predicted(plan, answer, today)
             for plan, answer in zip(plans, predict(replay, plans), strict=True)
@@ -77,12 +72,14 @@ def what_if(run: RunView, requests: Sequence[Request]) -> WhatIf:
 def on_more_ranks(replay: RunReplay, of_ms: float) -> tuple[Predicted | NotPredicted, ...]:
     """The step of ``of_ms`` on more ranks, as :data:`TIMES_AS_MANY` says, or why that is not predicted."""
     requests = [request("more-ranks", {"by": by}) for by in TIMES_AS_MANY]
-    return tuple(
-        NotPredicted(str(one), answer.reason)
-        if isinstance(answer, NotApplicable)
-        else as_predicted([one], answer, of_ms)
-        for one, answer in zip(requests, predict(replay, [[one] for one in requests]), strict=True)
-    )
+    answers = predict(replay, [[one] for one in requests])
+    return tuple(_told(one, answer, of_ms) for one, answer in zip(requests, answers, strict=True))
+
+
+def _told(change: Request, answer: Prediction | NotApplicable, of_ms: float) -> Predicted | NotPredicted:
+    if isinstance(answer, NotApplicable):
+        return NotPredicted(str(change), str(answer))
+    return as_predicted([change], answer, of_ms)
 
 
 def as_predicted(requests: Sequence[Request], prediction: Prediction, of_ms: float) -> Predicted:
@@ -123,10 +120,11 @@ def list_changes(run: RunView) -> list[tuple[str, str, str, str]]:
 
 
 def _why_not(replay: RunReplay, name: str) -> str:
-    given = {one.name: float(_of_subject(replay)) for one in CHANGES[name].parameters if one.default is None}
-    refused = applicable(replay, CHANGES[name], request(name, given))
-    return "" if refused is None else refused.reason
-
-
-def _of_subject(replay: RunReplay) -> int:
-    return next(iter(replay.base.values())).program.layout.ranks[replay.subject]
+    program = replay.program
+    subject = float(program.layout.ranks[replay.subject])
+    given = {one.name: subject for one in CHANGES[name].parameters if one.default is None}
+    try:
+        request(name, given).made_to(program)
+    except NotApplicable as refused:
+        return str(refused)
+    return ""

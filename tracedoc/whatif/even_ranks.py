@@ -13,12 +13,11 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call, Doing, narrow
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.lags import SLOWEST_LAUNCH_NS
-from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.topics.pipeline.balance import slow_stages
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.trace.distinct import distinct
-from tracedoc.whatif.changes.change import Mask
+from tracedoc.whatif.changes.change import PASSES, Mask
 from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, POINT_TO_POINT, evened, usual_host
 from tracedoc.whatif.removal import Times
 
@@ -204,7 +203,7 @@ def even_pauses(program: RunProgram, even_lag: Times) -> Times:
 def balanced_hosts(program: RunProgram, even: Even) -> Times:
     """Host times of ranks on CPUs that compute as long on their passes as the mean stage."""
     layout = program.layout
-    passes = np.isin(layout.part, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE))
+    passes = np.isin(layout.part, PASSES)
     work = np.where(passes, even.lag - even_pauses(program, even.lag), 0)
     rank = layout.point_rank
     sums = np.bincount(rank, weights=work.astype(np.float64), minlength=len(layout.ranks))
@@ -253,10 +252,8 @@ def between_stages(program: RunProgram) -> Mask:
     joins = program.layout.joins
     if not joins.kind.size or not joins.staged:
         return np.zeros(joins.kind.size, dtype=bool)
-    sent = np.array([name in POINT_TO_POINT for name in joins.kinds])[joins.kind]
-    both = np.array([name == "send_recv" for name in joins.kinds])[joins.kind]
-    sizes = np.array([*joins.group_sizes, 0])[joins.group]
-    return np.asarray(sent | (both & (sizes == 2) & sent.any()))
+    sent, sizes = joins.named(*POINT_TO_POINT), np.array([*joins.group_sizes, 0])[joins.group]
+    return np.asarray(sent | (joins.named("send_recv") & (sizes == 2) & sent.any()))
 
 
 def scale_to(dur: Times, parts: list[Index], sums: npt.NDArray[np.float64], length: float) -> None:
@@ -284,7 +281,7 @@ def passes_of(program: RunProgram, place: int) -> tuple[Index, Index]:
         return events[:0], events[:0]
     parts = layout.event_part[events]
     if parts.any():
-        events = events[np.isin(parts, (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE))]
+        events = events[np.isin(parts, PASSES)]
     else:
         after = own & ~passes & (of_join > sends[-1])
         reduced, others = np.sort(of_join[after & joins.gradients]), np.sort(of_join[after])

@@ -15,7 +15,7 @@ from tracedoc.topics.communication.run import comm_split
 from tracedoc.topics.host.rank import LAUNCH_NS, has_short_matrix_kernels, mean_kernel_ms
 from tracedoc.topics.links.run import expected_transfer_gbps
 from tracedoc.values import Unknown
-from tracedoc.whatif.changes.change import Arguments, NotApplicable
+from tracedoc.whatif.changes.change import NotApplicable
 from tracedoc.whatif.changes.kernels import double_batch
 from tracedoc.whatif.changes.registry import parse_request
 from tracedoc.whatif.ledger import book_of
@@ -85,12 +85,10 @@ def _saved_ms(replay: RunReplay, mended: Iterable[Entry]) -> dict[Scenario, floa
     for scenario in Scenario:
         base = replay.base[scenario]
         before = without(base.program, taken)
-        after = double_batch(before, Arguments({}, replay.splits))
-        if isinstance(after, NotApplicable):
-            return None
         try:
-            once_ns, twice_ns = (one.step_ns for one in replay.player.play([before, after]))
-        except Cyclic:
+            played = replay.player.play([before, double_batch(before)])
+        except (Cyclic, NotApplicable):
             return None
+        once_ns, twice_ns = (one.step_ns for one in played)
         saved[scenario] = replay.step_ms * (once_ns - twice_ns / 2) / base.step_ns
     return saved

@@ -40,7 +40,7 @@ def _first_replay(run: RunView) -> RunReplay | Refusal:
     if isinstance(found, Refusal):
         closest = replay_closest(run)
         found = closest if isinstance(closest, Refusal) else in_a_row(closest, other_steps(run, closest))
-    layout = None if isinstance(found, Refusal) else found.base[Scenario.LIKELY].program.layout
+    layout = None if isinstance(found, Refusal) else found.program.layout
     only_messages = layout is not None and not layout.is_cpu and (layout.group == Group.COMMUNICATION).all()
     return Refusal("the captured step has no work but communication") if only_messages else found
 
@@ -193,7 +193,7 @@ def _told(
     entries: list[Entry],
 ) -> list[LedgerCause]:
     """The causes as results keep them: with the range of what each gives alone, its place and its partner."""
-    programs = [one.base[Scenario.LIKELY].program for one in replays]
+    programs = [one.program for one in replays]
     least_ms = SPLIT_FROM * plays.base_ms
     large = [one for one in entries if max(one.share, one.weights.alone) >= least_ms]
     outer = [(scenario, one.removals) for scenario in (Scenario.FAST, Scenario.SLOW) for one in large]

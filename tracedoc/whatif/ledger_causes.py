@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -20,7 +20,7 @@ from tracedoc.timeline.phases import Phase
 from tracedoc.topics.communication.run import comm_split
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets, reduce_once
-from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Value, of_scenario
+from tracedoc.whatif.changes.change import Edit, Mask, Value, of_scenario, where_possible
 from tracedoc.whatif.changes.gathers import no_offload, unit_gathers
 from tracedoc.whatif.changes.host import allocated, operators_in, synced
 from tracedoc.whatif.changes.order import (
@@ -50,9 +50,6 @@ SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split, and causes inside compute that take less
 are none; no range is played for causes that cost less."""
 
-Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
-
-
 T = TypeVar("T")
 
 
@@ -76,7 +73,7 @@ def find_families(run: RunView, replays: Sequence[RunReplay]) -> dict[str, Famil
     found = {name: _over_steps([families.get(name) for families in of_steps]) for name in names}
     if "compute" in found:
         # Its members are many, and most take too little of any rank to be worth a play.
-        programs = [one.base[Scenario.LIKELY].program for one in replays]
+        programs = [one.program for one in replays]
         least_ns = SPLIT_FROM * float(np.mean([one.step_ms for one in replays])) * 1e6
         members = {
             name: one
@@ -107,7 +104,7 @@ def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]
 
 def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
     """The families of causes that one step has."""
-    program = replay.base[Scenario.LIKELY].program
+    program = replay.program
     # What a wait for a batch takes, whether workers keep up or not.
     own = program.own.astype(np.int64)
     own[program.layout.batch_point] = program.layout.batch_ns
@@ -118,8 +115,8 @@ def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
         "pipeline": _pipeline(run, program, even),
         "input": _input(program, even),
         "host": _host(run, program, even),
-        "offload": _offload(replay, program),
-        "communication": _communication(run, replay, program),
+        "offload": _family({"host.offload": _rewired(program, no_offload)}),
+        "communication": _communication(run, program),
         "compute": _family(compute_causes(run, program, even)),
     }
     return {name: family for name, family in found.items() if family is not None}
@@ -262,24 +259,13 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     )
 
 
-def _offload(replay: RunReplay, program: RunProgram) -> Family[Removal] | None:
-    return _family({"host.offload": _rewired(replay, program, no_offload)})
-
-
 # --- communication
 
 
-def _rewired(
-    replay: RunReplay, program: RunProgram, edit: Edit, values: Mapping[str, Value] | None = None
-) -> Removal | None:
+def _rewired(program: RunProgram, edit: Edit, *values: Value) -> Removal | None:
     """What an edit does, ``None`` where it cannot be made."""
-    arguments = Arguments(values or {}, replay.splits)
-
-    def rewired(given: RunProgram) -> RunProgram:
-        edited = edit(given, arguments)
-        return given if isinstance(edited, NotApplicable) else edited
-
-    return None if isinstance(edit(program, arguments), NotApplicable) else Removal(rewired=rewired)
+    possible = where_possible(edit, program, *values) is not program
+    return Removal(rewired=lambda given: where_possible(edit, given, *values)) if possible else None
 
 
 CALL_SHARES = (1.0, 0.5, 0.0)
@@ -319,25 +305,25 @@ def _gone(before: RunProgram, after: RunProgram) -> Mask:
     return np.asarray(before.launched & ~after.launched & before.joined & ~after.joined)
 
 
-def _communication(run: RunView, replay: RunReplay, program: RunProgram) -> Family[Removal] | None:
+def _communication(run: RunView, program: RunProgram) -> Family[Removal] | None:
     joins = program.layout.joins
     mine = ~between_stages(program)
     if not mine.any():
         return None
     slower = np.where(mine, _below_link(run, program), 0.0)
     # Where ranks are missing, what a part takes beyond its bytes may be waiting.
-    latency = np.where(mine & joins.complete, call_latency(program, replay.splits, program.scenario), 0)
+    latency = np.where(mine & joins.complete, call_latency(program, program.scenario), 0)
     latency = np.rint(latency * (1.0 - slower[0])).astype(np.int64)
     deferred = program.edited(
         layout=replace(program.layout, joins=replace(joins, gradients=deferred_reductions(program)))
     )
     return _family(
         {
-            "order.every_micro_batch": _calling_less(program, _rewired(replay, program, reduce_once)),
-            "order.extra": _calls_less(_rewired(replay, program, no_extra_messages)),
-            "order.reductions": _rewired(replay, program, reduce_when_ready),
-            "order.messages": _calling_less(program, _messages(replay, deferred)),
-            "order.gathers": _rewired(replay, program, gather_in_time),
+            "order.every_micro_batch": _calling_less(program, _rewired(program, reduce_once)),
+            "order.extra": _calls_less(_rewired(program, no_extra_messages)),
+            "order.reductions": _rewired(program, reduce_when_ready),
+            "order.messages": _calling_less(program, _messages(deferred)),
+            "order.gathers": _rewired(program, gather_in_time),
             "link.slow": Removal(slower=slower) if slower.any() else None,
             "link.latency": Removal.of(transfer=latency),
         },
@@ -365,12 +351,12 @@ LARGE_UNIT = 0.5
 PIECES = 8.0
 
 
-def _messages(replay: RunReplay, program: RunProgram) -> Removal | None:
+def _messages(program: RunProgram) -> Removal | None:
     """What messages of a usual size do: units of a block each, and buckets of some MiB."""
     gathers = unit_gathers(program)
     if not gathers.any():
-        return _with_layout(program, _rewired(replay, program, cap_buckets, {"mib": BUCKET_MIB}))
-    merged = _rewired(replay, program, merge_units)
+        return _with_layout(program, _rewired(program, cap_buckets, BUCKET_MIB))
+    merged = _rewired(program, merge_units)
     if merged is not None:
         return merged
     joins = program.layout.joins
@@ -382,7 +368,7 @@ def _messages(replay: RunReplay, program: RunProgram) -> Removal | None:
     np.maximum.at(most, rank[forward], joins.nbytes[forward])
     if not forward.any() or not (most > LARGE_UNIT * np.maximum(sums, 1)).any():
         return None
-    return _rewired(replay, program, split_units, {"count": PIECES})
+    return _rewired(program, split_units, PIECES)
 
 
 def _with_layout(program: RunProgram, removal: Removal | None) -> Removal | None:

@@ -87,7 +87,7 @@ def _steps_played(replay: RunReplay) -> float:
     """
     if replay.model_error_frac > FAR_OFF:
         return replay.replayed_ms / replay.step_ms
-    layout = replay.base[Scenario.LIKELY].program.layout
+    layout = replay.program.layout
     note = layout.notes[replay.subject]
     alone = not (layout.periodic or note.framed)
     return max(note.span_ns / 1e6 / replay.step_ms, 1e-9) if alone and replay.step_ms else 1.0

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tracedoc.play.run_program import Scenario
 from tracedoc.play.run_replay import WRONG, RunReplay, replay_other
 from tracedoc.ranks.run_view import RunView
 from tracedoc.topics.host.run import core_wait_ms
@@ -97,7 +96,7 @@ def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
     captured: work of a GPU, or the batch that loader workers made before. Nor of one behind which the rank
     that is late in it would be late again, as it never is.
     """
-    layout = first.base[Scenario.LIKELY].program.layout
+    layout = first.program.layout
     most = MOST_PLAYED // max(layout.points + layout.events, 1) - 1
     captured = long_steps(run)
     length = dict(zip(captured.steps, captured.length_ms.tolist(), strict=True))

@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 
 from tracedoc.play.path import measure_path
-from tracedoc.play.run_program import Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans
@@ -75,7 +74,7 @@ def _pieces(run: RunView, replay: RunReplay, picture: Picture) -> _Pieces:
     starts, ends, key, what = [], [], [], []
     keys: dict[Key, int] = {}
     words: dict[str, int] = {}
-    layout = replay.base[Scenario.LIKELY].program.layout
+    layout = replay.program.layout
     measured = measure_path(replay.path, layout, program_of)
     for rank, of_rank in groupby(measured, key=lambda one: one.piece.rank):
         step = next((step for step in digests[rank].steps if step.index == picture.step), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
 from math import prod
 
 import msgspec
@@ -18,8 +19,8 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.timeline.lags import PAUSE_NS
 from tracedoc.topics.step.run import own_frac
 from tracedoc.values import once
-from tracedoc.whatif.changes.change import Arguments, Change, NotApplicable
-from tracedoc.whatif.changes.registry import CHANGES, Request
+from tracedoc.whatif.changes.change import NotApplicable, where_possible
+from tracedoc.whatif.changes.registry import Request
 from tracedoc.whatif.even_ranks import pauses
 from tracedoc.whatif.ledger_steps import kinds_of_time, other_steps
 
@@ -90,9 +91,10 @@ def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Predi
     def edited() -> Iterator[list[RunProgram]]:
         for place, requests in enumerate(plans):
             for scenario in Scenario:
-                made = _edited(replay, requests, scenario)
-                if isinstance(made, NotApplicable):
-                    refused[place] = made
+                try:
+                    made = _edited(replay, requests, scenario)
+                except NotApplicable as reason:
+                    refused[place] = reason
                     break
                 asked.append((place, scenario))
                 yield made
@@ -136,36 +138,22 @@ def cooled_ms(run: RunView, causes: Iterable[str]) -> float:
     return _cooled_ms(replay.base[Scenario.FAST].program)
 
 
-def _edited(
-    replay: RunReplay, requests: Sequence[Request], scenario: Scenario
-) -> list[RunProgram] | NotApplicable:
+def _edited(replay: RunReplay, requests: Sequence[Request], scenario: Scenario) -> list[RunProgram]:
     """The programs of all steps after changes, in one scenario.
 
     What cannot be made to the analysed step is not made; another step to which it cannot be stays as it is.
     """
-    made = [apply_changes(one, requests, scenario) for one in replay.steps]
-    if isinstance(made[0], NotApplicable):
-        return made[0]
-    steps = zip(replay.steps, made, strict=True)
-    return [one.base[scenario].program if isinstance(to, NotApplicable) else to for one, to in steps]
 
+    def changed(program: RunProgram) -> RunProgram:
+        return reduce(lambda made, request: request.made_to(made), requests, program)
 
-def apply_changes(
-    replay: RunReplay, requests: Sequence[Request], scenario: Scenario
-) -> RunProgram | NotApplicable:
-    """Return the run's program in one scenario after changes."""
-    program = replay.base[scenario].program
-    for request in requests:
-        edited = CHANGES[request.name].edit(program, Arguments(request.values, replay.splits))
-        if isinstance(edited, NotApplicable):
-            return edited
-        program = edited
-    return program
+    first, *others = (one.base[scenario].program for one in replay.steps)
+    return [changed(first), *(where_possible(changed, one) for one in others)]
 
 
 def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes) -> Prediction:
     """What comes of changes, as ``found``; gains count from the step of today, for the same work."""
-    changes = [CHANGES[request.name] for request in requests]
+    changes = [request.change for request in requests]
     today, units = replay.mean_ms, prod(change.units for change in changes)
     steps = [today * found[scenario].step_ns / replay.base_ns(scenario) / units for scenario in Scenario]
     gains = [today - step for step in (max(steps), steps[Scenario.LIKELY], min(steps))]
@@ -173,7 +161,7 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes
     if abs(gains[1]) < spread:
         spread = abs(gains[1])
     gained = (gains[0] - spread, gains[1], min(gains[2] + spread, today))
-    if replay.base[Scenario.LIKELY].program.layout.is_cpu:
+    if replay.program.layout.is_cpu:
         cooled = _cooled_ms(replay.base[Scenario.FAST].program) - found[Scenario.FAST].cooled_ms
         gained = as_runs_differ(gained, today, replay.own_frac, max(cooled, 0.0))
     return Prediction(
@@ -195,9 +183,3 @@ def _prediction(replay: RunReplay, requests: Sequence[Request], found: _Outcomes
 def _confidence(replay: RunReplay, gain_ms: tuple[float, float, float]) -> str:
     narrow = gain_ms[2] - gain_ms[0] <= NARROW * replay.step_ms
     return "medium" if replay.confidence == "high" and not narrow else replay.confidence
-
-
-def applicable(replay: RunReplay, change: Change, request: Request) -> NotApplicable | None:
-    """The reason why a change cannot be made to this run; ``None`` if it can."""
-    edited = change.edit(replay.base[Scenario.LIKELY].program, Arguments(request.values, replay.splits))
-    return edited if isinstance(edited, NotApplicable) else None

@@ -114,9 +114,11 @@ def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:
     return program
 
 
-def removed(program: RunProgram, removal: Removal | None, otherwise: str) -> RunProgram | NotApplicable:
-    """The program without what goes, or, where that is nothing, why there is none."""
-    return NotApplicable(otherwise) if removal is None else without(program, [removal])
+def removed(program: RunProgram, removal: Removal | None, otherwise: str) -> RunProgram:
+    """The program without what goes; raises :class:`NotApplicable` where that is nothing."""
+    if removal is None:
+        raise NotApplicable(otherwise)
+    return without(program, [removal])
 
 
 def _parts(removals: Sequence[Removal], name: str, scenario: Scenario = Scenario.LIKELY) -> list[Part]:

@@ -14,7 +14,7 @@ from tracedoc.step.program import Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.distinct import distinct
-from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Parameter, as_change, of_scenario
+from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import CALLS_STAY, without_collectives
 
 MIB = 2**20
@@ -23,15 +23,16 @@ MOST_PIECES = 64
 
 
 @as_change(Parameter("mib", "how large a message becomes at most", 25.0, 0.01, 65536))
-def cap_buckets(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def cap_buckets(program: RunProgram, mib: float) -> RunProgram:
     """Gradients travel in messages of a size, as with bucket_cap_mb: small ones together, large ones cut."""
     joins = program.layout.joins
     if not (joins.nbytes[_reductions(program)] > 0).all():
-        return NotApplicable("the sizes of the step's gradient messages are not known")
-    largest = arguments.number("mib") * MIB
-    merged = _merged(program, arguments, largest)
-    cut = cut_reductions(merged or program, largest, arguments.splits[program.scenario].fixed_ns)
-    return cut or merged or NotApplicable("the step's gradient messages are about that large")
+        raise NotApplicable("the sizes of the step's gradient messages are not known")
+    merged = _merged(program, mib * MIB)
+    edited = cut_reductions(merged or program, mib * MIB, program.split.fixed_ns) or merged
+    if edited is None:
+        raise NotApplicable("the step's gradient messages are about that large")
+    return edited
 
 
 def _reductions(program: RunProgram) -> Mask:
@@ -59,14 +60,14 @@ def _filled(nbytes: Int64Array, largest: float) -> Index:
     return message
 
 
-def _merged(program: RunProgram, arguments: Arguments, largest: float) -> RunProgram | None:
+def _merged(program: RunProgram, largest: float) -> RunProgram | None:
     """The program with small parts as one, which goes when the last of them is ready; ``None`` for none."""
     joins = program.layout.joins
     last = np.full(joins.event.size, NONE, dtype=np.intp)
     for parts in _queues(program):
         message = _filled(joins.nbytes[parts], largest)
         last[parts] = parts[np.searchsorted(message, message, side="right") - 1]
-    return merged_into_last(program, last, call_latency(program, arguments.splits, program.scenario))
+    return merged_into_last(program, last, call_latency(program, program.scenario))
 
 
 def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> RunProgram | None:
@@ -192,14 +193,14 @@ def nearest(rising: Int64Array, values: npt.NDArray[np.float64]) -> Index:
 
 def _computed_backward(layout: Layout) -> tuple[Index, Index]:
     """The compute events of backward passes in the order in which they are launched, and their points."""
-    backward = np.isin(layout.event_part, (Phase.BACKWARD, Phase.RECOMPUTE))
+    backward = np.isin(layout.event_part, BACKWARD)
     events = np.flatnonzero(layout.computes & backward & (layout.point != NONE))
     events = events[np.argsort(layout.point[events], kind="stable")]
     return events, layout.point[events]
 
 
 @as_change()
-def reduce_once(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def reduce_once(program: RunProgram) -> RunProgram:
     """Gradients are reduced once a step, in its last backward pass, as with no_sync().
 
     Before it they are not brought into buckets either.
@@ -210,7 +211,7 @@ def reduce_once(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
     np.maximum.at(last, rank[joins.gradients], number[joins.gradients])
     early = joins.gradients & (number < last[rank])
     if not early.any():
-        return NotApplicable("gradients are reduced in one backward pass of the step only")
+        raise NotApplicable("gradients are reduced in one backward pass of the step only")
     edited = without_collectives(program, early)
     copies = np.flatnonzero((layout.group == Group.BUCKETS) & (layout.point >= 0))
     gone = copies[backward_pass(layout, copies) < last[layout.rank_of_event(copies)]]
@@ -229,7 +230,7 @@ def backward_pass(layout: Layout, events: Index) -> Index:
     """
     if not layout.part.size:
         return np.zeros(events.size, dtype=np.intp)
-    backward = np.isin(layout.part, (Phase.BACKWARD, Phase.RECOMPUTE))
+    backward = np.isin(layout.part, BACKWARD)
     forward = layout.part == Phase.FORWARD
     marked = np.flatnonzero(backward | forward)
     begins = np.zeros(layout.part.size, dtype=np.int64)

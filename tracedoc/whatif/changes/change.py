@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,16 +11,18 @@ import numpy.typing as npt
 
 from tracedoc.errors import ChangeError
 from tracedoc.play.run_program import RunProgram, Scenario
-from tracedoc.play.scenarios import Split
+from tracedoc.timeline.phases import Phase
 
 Value = float | str
 Mask = npt.NDArray[np.bool_]
 
+BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
+PASSES = (Phase.FORWARD, *BACKWARD)
+"""The parts of a step that are its backward pass, and both passes."""
 
-class NotApplicable(msgspec.Struct, frozen=True):
+
+class NotApplicable(Exception):  # noqa: N818 - an answer, not an error
     """Why a change cannot be made to this run."""
-
-    reason: str
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -36,26 +39,12 @@ class Parameter(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
 
 
-class Arguments(msgspec.Struct, frozen=True, eq=False):
-    """What a change is given: the values of its parameters, and what the run's transfers consist of."""
-
-    values: Mapping[str, Value]
-    splits: Mapping[Scenario, Split]
-
-    def number(self, name: str) -> float:
-        """Return the value of a parameter that is a number."""
-        return float(self.values[name])
-
-    def word(self, name: str) -> str:
-        """Return the value of a parameter that is a word."""
-        return str(self.values[name])
-
-
-Edit = Callable[[RunProgram, Arguments], RunProgram | NotApplicable]
+Edit = Callable[..., RunProgram]
+"""Edits a program; behind it come the values of parameters in their order."""
 
 
 class Change(msgspec.Struct, frozen=True):
-    """A change by its name.
+    """A change by its name. Where it cannot be made, its edit raises :class:`NotApplicable`.
 
     ``assumption`` may name parameters in braces. ``units`` is how many times the work of today a step does
     afterwards.
@@ -68,9 +57,17 @@ class Change(msgspec.Struct, frozen=True):
     assumption: str = ""
     units: float = 1.0
 
-    def __call__(self, program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+    def __call__(self, program: RunProgram, *values: Value) -> RunProgram:
         """Edit a program."""
-        return self.edit(program, arguments)
+        return self.edit(program, *values)
+
+
+def where_possible(edit: Edit, program: RunProgram, *values: Any) -> RunProgram:
+    """The program after an edit, as it is where that cannot be made."""
+    try:
+        return edit(program, *values)
+    except NotApplicable:
+        return program
 
 
 def as_change(*parameters: Parameter, assuming: str = "", units: float = 1.0) -> Callable[[Edit], Change]:

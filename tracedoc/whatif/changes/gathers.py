@@ -9,14 +9,18 @@ from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.distinct import distinct
-from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Parameter, as_change, of_scenario
+from tracedoc.whatif.changes.change import (
+    BACKWARD,
+    PASSES,
+    Mask,
+    NotApplicable,
+    Parameter,
+    as_change,
+    of_scenario,
+)
 from tracedoc.whatif.changes.transfers import collectives_of
 
-PASSES = {
-    "forward": (Phase.FORWARD,),
-    "backward": (Phase.BACKWARD, Phase.RECOMPUTE),
-    "both": (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE),
-}
+OF_PASS = {"forward": (Phase.FORWARD,), "backward": BACKWARD, "both": PASSES}
 
 
 CALLS_STAY = (0.0, 0.5, 1.0)
@@ -25,15 +29,14 @@ CALLS_STAY = (0.0, 0.5, 1.0)
 
 @as_change(
     Parameter("units", "how many units ahead", 1.0, 1, 16),
-    Parameter("pass", "which gathers", "both", choices=tuple(PASSES)),
+    Parameter("pass", "which gathers", "both", choices=tuple(OF_PASS)),
     assuming="there is memory for what is gathered ahead",
 )
-def gather_ahead(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def gather_ahead(program: RunProgram, units: float, of_pass: str) -> RunProgram:
     """Parameters are gathered this many units before they are needed, as with prefetching."""
-    chosen = gathers_of(program, arguments.word("pass"))
-    edited = gathered_ahead(program, chosen, int(arguments.number("units")))
+    edited = gathered_ahead(program, gathers_of(program, of_pass), int(units))
     if edited is None:
-        return NotApplicable(f"the step has no {arguments.word('pass')} gathers to move")
+        raise NotApplicable(f"the step has no {of_pass} gathers to move")
     return edited
 
 
@@ -122,11 +125,11 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
 
 
 @as_change(assuming="there is memory for all gathered parameters")
-def keep_gathered(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def keep_gathered(program: RunProgram) -> RunProgram:
     """Parameters stay gathered from the forward to the backward pass."""
     chosen = gathers_of(program, "backward")
     if not chosen.any() or not gathers_of(program, "forward").any():
-        return NotApplicable("no parameters are gathered again for the backward pass")
+        raise NotApplicable("no parameters are gathered again for the backward pass")
     return without_collectives(program, chosen)
 
 
@@ -157,7 +160,7 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
 def gathers_of(program: RunProgram, name: str) -> Mask:
     """Mask over parts: those that gather parameters in a pass."""
     part = program.layout.event_part[program.layout.joins.event]
-    return np.asarray(collectives_of(program, "parameters") & np.isin(part, PASSES[name]) & program.launched)
+    return np.asarray(collectives_of(program, "parameters") & np.isin(part, OF_PASS[name]) & program.launched)
 
 
 def unit_gathers(program: RunProgram) -> Mask:
@@ -207,7 +210,7 @@ memory that is 40 to 140 times as fast as the link to the host."""
 @as_change(
     assuming="they fit into GPU memory, and an update there takes 10 to 35 % of today's copies to the host"
 )
-def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def no_offload(program: RunProgram) -> RunProgram:
     """Parameters, gradients and optimizer stay on the GPU.
 
     Nothing is copied to the host and back; an update on the CPU comes right after the last gradients.
@@ -216,7 +219,7 @@ def no_offload(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     copies = layout.offload_event
     down = copies[layout.group[copies] == Group.COPY_OUT]
     if not down.size:
-        return NotApplicable("nothing is offloaded in the step")
+        raise NotApplicable("nothing is offloaded in the step")
     gone = np.zeros(layout.events, dtype=bool)
     gone[copies] = True
     waits = layout.to_host & gone[layout.cause_from]

@@ -14,7 +14,7 @@ from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.whatif.changes.change import (
-    Arguments,
+    PASSES,
     Mask,
     NotApplicable,
     Parameter,
@@ -25,7 +25,6 @@ from tracedoc.whatif.changes.change import (
 from tracedoc.whatif.even_ranks import after_waits, pauses, spent
 from tracedoc.whatif.removal import Removal, Times, removed
 
-PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.RECOMPUTE)
 CAPTURED_HOST = (0.03, 0.06, 0.2)
 """With CUDA graphs the host takes this share of its time for the same kernels."""
 
@@ -43,7 +42,7 @@ STACKS_DOUBT = 0.4
 """What a function takes by a step with Python stacks may be so much more or less: stacks cost most where
 operators are short."""
 
-ON_CPUS = NotApplicable("the ranks compute on CPUs: the time of the host is the work itself")
+ON_CPUS = "the ranks compute on CPUs: the time of the host is the work itself"
 
 
 def synced(program: RunProgram, own: Times) -> Removal | None:
@@ -72,46 +71,40 @@ def allocated(program: RunProgram, own: Times) -> Removal | None:
 
 
 @as_change(assuming="nothing needs the values earlier; at best the code right after the waits goes with them")
-def no_sync(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def no_sync(program: RunProgram) -> RunProgram:
     """The host never waits for the GPU.
 
     It does in synchronisation, and in copies to the host that block.
     """
     if program.layout.is_cpu:
-        return ON_CPUS
+        raise NotApplicable(ON_CPUS)
     return removed(program, synced(program, program.own), "the host never waits for the GPU in the step")
 
 
 @as_change(Parameter("by", "the factor, from 0 to 1", 0.5, 0.0, 1.0))
-def faster_host(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def faster_host(program: RunProgram, by: float) -> RunProgram:
     """The host takes this share of its time between two calls; 0 for a host that costs nothing."""
-    if program.layout.is_cpu:
-        return ON_CPUS
-    return _paced(program, arguments.number("by"), _working(program))
+    return _paced(program, (by, by, by), program.layout.part != INPUT_PART)
 
 
-def paced_passes(program: RunProgram, shares: tuple[float, float, float]) -> RunProgram | NotApplicable:
+def paced_passes(program: RunProgram, shares: tuple[float, float, float]) -> RunProgram:
     """Let the host take a share of its time, by scenario, for the kernels of both passes."""
-    if program.layout.is_cpu:
-        return ON_CPUS
-    return _paced(program, of_scenario(program.scenario, *shares), _launching_passes(program))
+    return _paced(program, shares, _launching_passes(program))
 
 
-def paced_updates(program: RunProgram, shares: tuple[float, float, float]) -> RunProgram | NotApplicable:
+def paced_updates(program: RunProgram, shares: tuple[float, float, float]) -> RunProgram:
     """Let the host take a share of its time, by scenario, for the optimizer."""
-    if program.layout.is_cpu:
-        return ON_CPUS
-    return _paced(program, of_scenario(program.scenario, *shares), _in_parts(program, (Phase.OPTIMIZER,)))
+    return _paced(program, shares, program.layout.part == Phase.OPTIMIZER)
 
 
 @as_change(assuming="shapes are static, and no control flow depends on data")
-def capture_graph(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def capture_graph(program: RunProgram) -> RunProgram:
     """Forward and backward pass are CUDA graphs, and cost the host next to nothing."""
     return paced_passes(program, CAPTURED_HOST)
 
 
 @as_change()
-def calm_allocator(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def calm_allocator(program: RunProgram) -> RunProgram:
     """Device memory is neither allocated nor freed in the step."""
     return removed(program, allocated(program, program.own), "no memory is allocated or freed in the step")
 
@@ -120,7 +113,7 @@ def calm_allocator(program: RunProgram, arguments: Arguments) -> RunProgram | No
     Parameter("by", "time between two batches, as a share of today's; 0: always ready", 0.0, 0.0, 1.0),
     assuming="worker processes have spare cores (else up to half of the gain is lost)",
 )
-def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def feed_input(program: RunProgram, by: float) -> RunProgram:
     """Batches are made ahead, by worker processes.
 
     They take a share of the time that passes between two today.
@@ -128,7 +121,7 @@ def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     layout = program.layout
     loads = layout.kind == Call.INPUT
     if not loads.any():
-        return NotApplicable("no data loader is asked for a batch in the step")
+        raise NotApplicable("no data loader is asked for a batch in the step")
     waited = program.own.astype(np.int64)
     waited[layout.batch_point] = layout.batch_ns
     own = np.where(loads, np.minimum(program.own, READY_NS), program.own)
@@ -139,11 +132,11 @@ def feed_input(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     lag = np.rint(program.lag * slower[rank]).astype(np.int64)
     # A batch that the training thread makes takes what its call does; of workers, what passes between two.
     made = np.where(program.ready >= 0, program.ready, np.where(loads, program.own, NONE))
-    return program.edited(lag=lag, own=own, ready=scaled(made, made >= 0, arguments.number("by")))
+    return program.edited(lag=lag, own=own, ready=scaled(made, made >= 0, by))
 
 
 @as_change(assuming="pinned copies take 15 to 50 % of the time of pageable ones")
-def pin_copies(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def pin_copies(program: RunProgram) -> RunProgram:
     """Batches are copied from pinned memory, without blocking the host.
 
     The call does not block, and the copy is faster.
@@ -153,7 +146,7 @@ def pin_copies(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     blocking = layout.cause_kind == Cause.COPY
     blocking &= layout.group[layout.cause_from] == Group.COPY_IN
     if not blocking.any():
-        return NotApplicable("no copy to the device blocks the host")
+        raise NotApplicable("no copy to the device blocks the host")
     copies = np.isin(np.arange(layout.events), layout.cause_from[blocking])
     factor = of_scenario(program.scenario, 0.0, 0.3, 0.5)
     return program.edited(
@@ -175,7 +168,7 @@ def operators_in(layout: Layout, lag: Int64Array, outside: float, backward: floa
     Parameter("backward", "its share of operators in backward passes", 0.0, 0.0, 1.0),
     assuming="the step does not need what it makes, or finds it made",
 )
-def skip_code(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def skip_code(program: RunProgram, ms: float, forward: float, backward: float) -> RunProgram:
     """On CPUs, code of the script that takes so long between operators runs outside the step.
 
     Nor at the operators that it calls, by its shares of what all take.
@@ -184,8 +177,8 @@ def skip_code(program: RunProgram, arguments: Arguments) -> RunProgram | NotAppl
     longer at it than another. What else of them is not the function's stays in the slow scenario.
     """
     if not program.layout.is_cpu:
-        return NotApplicable("on GPUs the host's code may run while the device works")
-    layout, ns = program.layout, arguments.number("ms") * 1e6
+        raise NotApplicable("on GPUs the host's code may run while the device works")
+    layout, ns = program.layout, ms * 1e6
     away = pauses(program, program.lag.astype(np.int64))
     taken = np.zeros_like(away)
     for first, last in pairwise(layout.point_base.tolist()):
@@ -195,20 +188,11 @@ def skip_code(program: RunProgram, arguments: Arguments) -> RunProgram | NotAppl
         if program.scenario is Scenario.SLOW:
             gone = np.minimum(gone, np.maximum(ns - before, 0)).astype(np.int64)
         taken[order] = gone
-    shares = [arguments.number(name) for name in ("forward", "backward")]
     doubt = of_scenario(program.scenario, 1 + STACKS_DOUBT, 1.0, 1 - STACKS_DOUBT)
-    taken += operators_in(layout, program.lag, *(min(share * doubt, 1.0) for share in shares))
+    taken += operators_in(layout, program.lag, min(forward * doubt, 1.0), min(backward * doubt, 1.0))
     if not taken.any():
-        return NotApplicable("no operator waits for the script's own code")
+        raise NotApplicable("no operator waits for the script's own code")
     return program.edited(lag=program.lag - taken)
-
-
-def _working(program: RunProgram) -> Mask:
-    return np.asarray(program.layout.part != INPUT_PART)
-
-
-def _in_parts(program: RunProgram, parts: tuple[Phase, ...]) -> Mask:
-    return np.isin(program.layout.part, parts)
 
 
 def _launching_passes(program: RunProgram) -> Mask:
@@ -217,14 +201,17 @@ def _launching_passes(program: RunProgram) -> Mask:
     Calls of collectives stay, for hooks of the wrapper make them, and so do long gaps: the host is at
     something other than launching then.
     """
-    passes = np.asarray(_in_parts(program, PASSES) & (program.layout.kind != Call.COMM))
+    passes = np.asarray(np.isin(program.layout.part, PASSES) & (program.layout.kind != Call.COMM))
     launches = program.lag[passes & (program.layout.kind == Call.LAUNCH)]
     if launches.size:
         passes &= program.lag <= away_after_ns(float(np.median(launches)))
     return passes
 
 
-def _paced(program: RunProgram, factor: float, chosen: Mask) -> RunProgram | NotApplicable:
+def _paced(program: RunProgram, shares: tuple[float, float, float], chosen: Mask) -> RunProgram:
+    """The program whose host takes a share of its time, by scenario, at some points."""
+    if program.layout.is_cpu:
+        raise NotApplicable(ON_CPUS)
     if not (program.lag[chosen] > 0).any():
-        return NotApplicable("the capture shows no work of the host there")
-    return program.edited(lag=scaled(program.lag, chosen, factor))
+        raise NotApplicable("the capture shows no work of the host there")
+    return program.edited(lag=scaled(program.lag, chosen, of_scenario(program.scenario, *shares)))

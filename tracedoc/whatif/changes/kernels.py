@@ -10,15 +10,16 @@ from tracedoc.step.kernel_times import SMALL_NS
 from tracedoc.step.program import Call, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
 from tracedoc.whatif.changes.change import (
-    Arguments,
+    PASSES,
     Mask,
     NotApplicable,
     Parameter,
     as_change,
     of_scenario,
     scaled,
+    where_possible,
 )
-from tracedoc.whatif.changes.host import COMPILED_HOST, PASSES, paced_passes, paced_updates
+from tracedoc.whatif.changes.host import COMPILED_HOST, paced_passes, paced_updates
 from tracedoc.whatif.changes.transfers import grow_with_batch, with_bytes
 from tracedoc.whatif.removal import Removal, Times, removed, without
 
@@ -85,13 +86,12 @@ def _of_passes(layout: Layout) -> Mask:
     Parameter("share", "the share of a batch's places that is padding now", 0.3, 0.0, 1.0),
     assuming="kernels of half the work take half of their time, short ones up to 0.7 of it",
 )
-def less_padding(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def less_padding(program: RunProgram, share: float) -> RunProgram:
     """Batches hold no padding: a share of the work of both passes goes."""
     dur, lag = batch_work(program, of_scenario(program.scenario, *UNFILLED_NS[::-1]))
     if not dur.any() and not lag.any():
-        return NotApplicable("the capture does not show what belongs to the forward and backward pass")
-    share = arguments.number("share")
-    program = with_bytes(program, arguments, grow_with_batch(program), 1.0 - share)
+        raise NotApplicable("the capture does not show what belongs to the forward and backward pass")
+    program = with_bytes(program, grow_with_batch(program), 1.0 - share)
     return program.edited(
         dur=program.dur - np.rint(share * dur).astype(np.int64),
         lag=program.lag - np.rint(share * lag).astype(np.int64),
@@ -103,41 +103,35 @@ def less_padding(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
     Parameter("by", "the factor, above 1 for faster ones", 2.0, 0.1, 100.0),
     assuming="{of} kernels run {by:g} times as fast",
 )
-def faster_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def faster_kernels(program: RunProgram, of: str, by: float) -> RunProgram:
     """Kernels of a group are this many times as fast."""
-    layout, group = program.layout, arguments.word("of")
-    chosen = np.isin(layout.group, GROUPS[group]) & layout.computes
+    chosen = np.isin(program.layout.group, GROUPS[of]) & program.layout.computes
     if not chosen.any():
-        return NotApplicable(f"the step has no kernel of the group {group}")
-    return program.edited(dur=scaled(program.dur, chosen, 1.0 / arguments.number("by")))
+        raise NotApplicable(f"the step has no kernel of the group {of}")
+    return program.edited(dur=scaled(program.dur, chosen, 1.0 / by))
 
 
 @as_change(
     Parameter("by", "how many times as fast they are then", 2.0, 1.0, 100.0),
     assuming="products in fp32 run {by:.2g} times as fast, from half of that to twice",
 )
-def fewer_bits(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def fewer_bits(program: RunProgram, by: float) -> RunProgram:
     """Matrix products in fp32, off the tensor cores, are computed in 16 bits, or in TF32."""
-    by, layout = arguments.number("by"), program.layout
+    layout = program.layout
     by = max(of_scenario(program.scenario, PRECISION_DOUBT * by, by, by / PRECISION_DOUBT), 1.0)
     plain = np.zeros(layout.events, dtype=bool)
     plain[layout.waste_event[layout.waste == Waste.FP32]] = True
     if not plain.any():
-        return NotApplicable("the step has no product in fp32 that is known to run off the tensor cores")
+        raise NotApplicable("the step has no product in fp32 that is known to run off the tensor cores")
     return program.edited(dur=scaled(program.dur, plain, 1.0 / by))
 
 
 @as_change(
     Parameter("of", "how: fused attention, no reordering, tensor cores ...", "fusion", choices=tuple(WASTES))
 )
-def better_kernels(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def better_kernels(program: RunProgram, of: str) -> RunProgram:
     """Kernels of a kind take what the same takes computed another way."""
-    return without_waste(program, *WASTES[arguments.word("of")])
-
-
-def without_waste(program: RunProgram, waste: Waste, doubt: float) -> RunProgram | NotApplicable:
-    """Let kernels take less by what one kind of waste costs."""
-    return removed(program, wasted(program, program.dur, waste, doubt), "the step has no kernel of that kind")
+    return removed(program, wasted(program, program.dur, *WASTES[of]), "the step has no kernel of that kind")
 
 
 def wasted(
@@ -198,27 +192,28 @@ def fused_updates(program: RunProgram, dur: Times) -> Removal | None:
 
 
 @as_change()
-def fuse_optimizer(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def fuse_optimizer(program: RunProgram) -> RunProgram:
     """The optimizer is fused: few launches, each value read and written once."""
-    paced = paced_updates(program, FUSED_HOST)
-    edited = program if isinstance(paced, NotApplicable) else paced
-    removal = fused_updates(edited, edited.dur)
-    return paced if removal is None or program.layout.is_cpu else without(edited, [removal])
+    fused = None if program.layout.is_cpu else fused_updates(program, program.dur)
+    if fused is None:
+        return paced_updates(program, FUSED_HOST)
+    return without(where_possible(paced_updates, program, FUSED_HOST), [fused])
 
 
 @as_change(assuming="compiled code needs 20 to 80 % of today's host time")
-def compile_model(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def compile_model(program: RunProgram) -> RunProgram:
     """Forward and backward pass are compiled: fewer launches, each at less cost, and fused kernels."""
-    paced = paced_passes(program, COMPILED_HOST)
-    fused = without_waste(program if isinstance(paced, NotApplicable) else paced, *WASTES["fusion"])
-    return paced if isinstance(fused, NotApplicable) else fused
+    fused = wasted(program, program.dur, *WASTES["fusion"])
+    if fused is None:
+        return paced_passes(program, COMPILED_HOST)
+    return without(where_possible(paced_passes, program, COMPILED_HOST), [fused])
 
 
 @as_change(
     assuming="kernels take 1.6 to 2 times as long, long ones twice, gradient messages and optimizer as now",
     units=2.0,
 )
-def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def double_batch(program: RunProgram) -> RunProgram:
     """A step does twice the work; the answer is the time for as much work as today.
 
     Kernels and copies of both passes, messages of samples and the next batch grow.
@@ -226,15 +221,13 @@ def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
     layout = program.layout
     passes = _of_passes(layout)
     if not (passes & layout.computes).any():
-        return NotApplicable(
-            "the capture does not show which kernels belong to the forward and backward pass"
-        )
+        raise NotApplicable("the capture does not show which kernels belong to the forward and backward pass")
     works = passes & (layout.computes | (layout.group == Group.COPY_OTHER))
     more = growing(program.dur, of_scenario(program.scenario, *UNFILLED_NS))
     dur = program.dur + np.where(works, more, 0)
     dur = scaled(dur, layout.group == Group.COPY_IN, 2.0)
     loads = layout.kind == Call.INPUT
-    program = with_bytes(program, arguments, grow_with_batch(program), 2.0)
+    program = with_bytes(program, grow_with_batch(program), 2.0)
     return program.edited(
         dur=dur,
         own=np.where(loads, 2 * program.own, program.own),
@@ -246,13 +239,13 @@ def double_batch(program: RunProgram, arguments: Arguments) -> RunProgram | NotA
     Parameter("stays", "the share of the recomputation that stays", 0.0, 0.0, 1.0),
     assuming="there is memory for the activations",
 )
-def no_recompute(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def no_recompute(program: RunProgram, stays: float) -> RunProgram:
     """Activations are kept instead of recomputed."""
-    layout, stays = program.layout, arguments.number("stays")
+    layout = program.layout
     again = (layout.event_part == Phase.RECOMPUTE) & layout.computes
     points, ns = layout.at(Doing.RECOMPUTING)
     if not again.any() and not points.size:
-        return NotApplicable("nothing is recomputed in the step")
+        raise NotApplicable("nothing is recomputed in the step")
     lag = scaled(program.lag.astype(np.int64), (layout.part == Phase.RECOMPUTE) & ~layout.is_cpu, stays)
     lag[points] = np.maximum(lag[points] - np.rint(ns * (1 - stays)).astype(np.int64), 0)
     return program.edited(dur=scaled(program.dur, again, stays), lag=lag)

@@ -8,16 +8,13 @@ from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.timeline.phases import Phase
 from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.buckets import backward_pass, nearest
-from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, as_change, of_scenario
+from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import gathered_ahead, unit_gathers, without_collectives
 
 CALL_NS = 6_000
 """From the end of what a collective waits for to its start."""
-
-BACKWARD = (Phase.BACKWARD, Phase.RECOMPUTE)
 
 
 def deferred_reductions(program: RunProgram) -> Mask:
@@ -32,7 +29,7 @@ def deferred_reductions(program: RunProgram) -> Mask:
 
 
 @as_change()
-def reduce_when_ready(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def reduce_when_ready(program: RunProgram) -> RunProgram:
     """Reduce gradients in the backward pass as they become ready, which in some jobs begins after it.
 
     The gradients of each message but the last one are ready when as much of the backward pass has been
@@ -64,7 +61,7 @@ def reduce_when_ready(program: RunProgram, arguments: Arguments) -> RunProgram |
         moved.append(mine[early])
         ready.append(computed[place[early]])
     if not moved:
-        return NotApplicable("no gradients are reduced after the backward pass in several messages")
+        raise NotApplicable("no gradients are reduced after the backward pass in several messages")
     return _begun_after(program, np.concatenate(moved), np.concatenate(ready))
 
 
@@ -79,10 +76,9 @@ def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
     return program.edited(active=program.active & ~dropped, launched=launched).tied(ready, target, CALL_NS)
 
 
-def gather_in_time(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def gather_in_time(program: RunProgram) -> RunProgram:
     """Gather each unit while the one before it computes, ahead of other collectives of its stream."""
-    edited = gathered_ahead(program, unit_gathers(program), 1)
-    return NotApplicable("the step gathers no units one after the other") if edited is None else edited
+    return gathered_ahead(program, unit_gathers(program), 1) or program
 
 
 SHARE_BETWEEN = (1.0, 1.0, 0.5)
@@ -92,12 +88,12 @@ after the last: values are made, reduced and read there."""
 
 
 @as_change(assuming="the host's work between two of them goes with them")
-def no_extra_messages(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def no_extra_messages(program: RunProgram) -> RunProgram:
     """No barriers, and no small messages that training does not need, as of metrics."""
     layout, joins = program.layout, program.layout.joins
     extra = joins.extra & program.launched
     if not extra.any():
-        return NotApplicable("the step has no barrier, nor a small message that training does not need")
+        raise NotApplicable("the step has no barrier, nor a small message that training does not need")
     waits = layout.to_host & np.isin(layout.cause_from, joins.event[extra])
     own = program.own.copy()
     own[layout.cause_to[waits]] = 0

@@ -15,7 +15,7 @@ from tracedoc.spans import Int64Array
 from tracedoc.step.program import Codes, Lags, narrow
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import busbw_factor
-from tracedoc.whatif.changes.change import Arguments, NotApplicable, Parameter, as_change, of_scenario
+from tracedoc.whatif.changes.change import NotApplicable, Parameter, as_change, of_scenario
 
 EXCESS_NS = 100_000
 EXCESS_SHARE = 0.5
@@ -28,36 +28,35 @@ AT_ONCE = 20_000
 
 
 @as_change(Parameter("rank", "the rank", None, 0, 1e6))
-def even_rank(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def even_rank(program: RunProgram, rank: float) -> RunProgram:
     """One rank takes no longer than its peers, on the GPU and on the host."""
     ranks = program.layout.ranks
-    rank = int(arguments.number("rank"))
     if rank not in ranks:
-        return NotApplicable(f"rank {rank} was not captured")
+        raise NotApplicable(f"rank {rank:g} was not captured")
     if len(ranks) < 2:
-        return NotApplicable("one rank has no peers")
-    return evened(program, (ranks.index(rank),))
+        raise NotApplicable("one rank has no peers")
+    return evened(program, (ranks.index(int(rank)),))
 
 
 @as_change()
-def even_ranks(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def even_ranks(program: RunProgram) -> RunProgram:
     """No rank takes longer than its peers, on the GPU and on the host."""
     if len(program.layout.ranks) < 2:
-        return NotApplicable("one rank has no peers")
+        raise NotApplicable("one rank has no peers")
     return evened(program, tuple(range(len(program.layout.ranks))))
 
 
 @as_change()
-def share_work(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def share_work(program: RunProgram) -> RunProgram:
     """Every rank computes as much as the mean of all: balanced stages, or batches of equal work."""
     layout = program.layout
     count = len(layout.ranks)
     if count < 2:
-        return NotApplicable("one rank has no peers")
+        raise NotApplicable("one rank has no peers")
     work = np.where(layout.computes, program.dur, 0)
     sums = np.bincount(layout.event_rank, weights=work, minlength=count)
     if not (sums > 0).all():
-        return NotApplicable("a rank computes nothing")
+        raise NotApplicable("a rank computes nothing")
     factor = (sums.mean() / sums)[layout.event_rank]
     dur = np.where(layout.computes, np.rint(program.dur * factor).astype(np.int64), program.dur)
     return program.edited(dur=dur)
@@ -161,7 +160,7 @@ POINT_TO_POINT = ("send", "recv")
     Parameter("by", "the factor", 2.0, 1.0, 64.0),
     assuming="the added ranks have the same kind of link and are as even as today's",
 )
-def more_ranks(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def more_ranks(program: RunProgram, by: float) -> RunProgram:
     """The job has this many times as many ranks, each with the work of today's.
 
     Bytes cross the link as often as the operation needs with so many ranks (nccl-tests' bus bandwidth).
@@ -172,15 +171,14 @@ def more_ranks(program: RunProgram, arguments: Arguments) -> RunProgram | NotApp
     joins = program.layout.joins
     sizes = {joins.group_sizes[group] for group in set(joins.group.tolist()) if group >= 0} - {1}
     if not sizes:
-        return NotApplicable("the step has no collective of several ranks whose group is known")
+        raise NotApplicable("the step has no collective of several ranks whose group is known")
     if len(sizes) > 1 or max(sizes) < len(program.layout.ranks):
-        return NotApplicable("the ranks are split in several ways, of which any could grow")
+        raise NotApplicable("the ranks are split in several ways, of which any could grow")
     if any(joins.kinds[kind] in POINT_TO_POINT for kind in set(joins.kind.tolist())):
-        return NotApplicable("a pipeline can grow in stages or in copies of itself")
+        raise NotApplicable("a pipeline can grow in stages or in copies of itself")
     now = sizes.pop()
-    then = round(now * arguments.number("by"))
-    scenario = program.scenario
-    split = arguments.splits[scenario]
+    then = round(now * by)
+    scenario, split = program.scenario, program.split
     tree, ring = log2(then) / log2(now), (then - 1) / (now - 1)
     longer = of_scenario(scenario, tree, (tree * ring) ** 0.5, ring)
     latency = np.minimum(split.latency_ns, program.transfer)

@@ -7,42 +7,32 @@ from collections.abc import Mapping
 import msgspec
 
 from tracedoc.errors import ChangeError, did_you_mean
-from tracedoc.whatif.changes import (
-    buckets,
-    gathers,
-    host,
-    kernels,
-    order,
-    ranks,
-    stages,
-    transfers,
-    units,
-)
+from tracedoc.play.run_program import RunProgram
+from tracedoc.whatif.changes import buckets, gathers, host, kernels, order, ranks, stages, transfers, units
 from tracedoc.whatif.changes.change import Change, Value, checked_values
 
 CHANGES: dict[str, Change] = {
     change.name: change
-    for module in (
-        transfers,
-        order,
-        buckets,
-        gathers,
-        units,
-        host,
-        kernels,
-        stages,
-        ranks,
-    )
+    for module in (transfers, order, buckets, gathers, units, host, kernels, stages, ranks)
     for change in vars(module).values()
     if isinstance(change, Change)
 }
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A change with the values of its parameters."""
+    """A change with the values of its parameters, in their order."""
 
     name: str
     values: Mapping[str, Value]
+
+    @property
+    def change(self) -> Change:
+        """The change itself."""
+        return CHANGES[self.name]
+
+    def made_to(self, program: RunProgram) -> RunProgram:
+        """A program after the change; raises :class:`NotApplicable` where it cannot be made."""
+        return self.change.edit(program, *self.values.values())
 
     def __str__(self) -> str:
         given = (f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"

@@ -8,8 +8,7 @@ import numpy.typing as npt
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Call
 from tracedoc.trace.distinct import distinct
-from tracedoc.whatif.changes.change import Arguments, NotApplicable, as_change, of_scenario
-from tracedoc.whatif.changes.host import PASSES
+from tracedoc.whatif.changes.change import PASSES, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.kernels import UNFILLED_NS, batch_work, growing
 from tracedoc.whatif.changes.transfers import with_bytes
 from tracedoc.whatif.even_ranks import between_stages, passes_of, scale_to
@@ -18,28 +17,28 @@ OF_STAGES = (1.0, 1.05, 1.15)
 """Between its first and its last micro-batch a stage takes so many times what its own work takes: what it
 waits for its neighbours there."""
 
-NO_STAGES = NotApplicable("the ranks are no stages of a pipeline")
+NO_STAGES = "the ranks are no stages of a pipeline"
 
 
 @as_change(assuming="layers can be divided so")
-def balance_stages(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def balance_stages(program: RunProgram) -> RunProgram:
     """The passes of all stages compute equally long: layers move from the longest to the others."""
     if not between_stages(program).any():
-        return NO_STAGES
+        raise NotApplicable(NO_STAGES)
     passes = [passes_of(program, place)[0] for place in range(len(program.layout.ranks))]
     dur = program.dur.astype(np.int64)
     sums = np.array([float(dur[events].sum()) for events in passes])
     if program.layout.is_cpu or not (sums > 0).all():
-        return NotApplicable("not every rank shows what its passes compute")
+        raise NotApplicable("not every rank shows what its passes compute")
     scale_to(dur, passes, sums, float(sums.mean()))
     return program.edited(dur=dur)
 
 
 @as_change(units=2.0)
-def more_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def more_micro_batches(program: RunProgram) -> RunProgram:
     """A step has twice the micro-batches; the answer is the time for as much work as today."""
     if not between_stages(program).any():
-        return NO_STAGES
+        raise NotApplicable(NO_STAGES)
     loads = program.layout.kind == Call.INPUT
     own = np.where(loads, 2 * program.own, program.own)
     ready = np.where(program.ready >= 0, 2 * program.ready, program.ready)
@@ -47,18 +46,18 @@ def more_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram 
 
 
 @as_change(assuming="kernels of half the work take half of their time, short ones up to 0.7 of it")
-def halve_micro_batches(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def halve_micro_batches(program: RunProgram) -> RunProgram:
     """A step has twice the micro-batches, each of half the samples."""
     between = between_stages(program)
     if not between.any():
-        return NO_STAGES
+        raise NotApplicable(NO_STAGES)
     unfilled_ns = of_scenario(program.scenario, *UNFILLED_NS[::-1])
     dur = program.dur.astype(np.int64)
     for place in range(len(program.layout.ranks)):
         events = passes_of(program, place)[0]
         dur[events] -= growing(dur[events], unfilled_ns) // 2
     lag = program.lag - batch_work(program)[1] // 2
-    return _once_more(with_bytes(program.edited(dur=dur, lag=lag), arguments, between, 0.5))
+    return _once_more(with_bytes(program.edited(dur=dur, lag=lag), between, 0.5))
 
 
 def _once_more(program: RunProgram) -> RunProgram:

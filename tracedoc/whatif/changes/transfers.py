@@ -7,8 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import RunProgram
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.vocabulary import P2P_OPS
-from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Parameter, as_change
-from tracedoc.whatif.changes.host import PASSES
+from tracedoc.whatif.changes.change import PASSES, Mask, NotApplicable, Parameter, as_change
 
 KINDS = ("all", "gradients", "parameters")
 
@@ -24,8 +23,7 @@ def collectives_of(program: RunProgram, kind: str) -> Mask:
     if kind == "gradients":
         return joins.gradients
     if kind == "parameters":
-        gathers = np.array([name == "all_gather" for name in joins.kinds] or [False], dtype=bool)
-        return np.asarray(gathers[joins.kind] & ~joins.gradients)
+        return np.asarray(joins.named("all_gather") & ~joins.gradients)
     return np.ones(joins.event.size, dtype=bool)
 
 
@@ -36,14 +34,12 @@ def grow_with_batch(program: RunProgram) -> Mask:
     in a forward pass: its ranks split layers.
     """
     layout, joins = program.layout, program.layout.joins
-    names = np.array([name in OF_SAMPLES for name in joins.kinds] or [False], dtype=bool)
-    sums = np.array([name == "all_reduce" for name in joins.kinds] or [False], dtype=bool)
     part = layout.event_part[joins.event]
-    within = sums[joins.kind] & np.isin(part, PASSES) & ~joins.extra
+    within = joins.named("all_reduce") & np.isin(part, PASSES) & ~joins.extra
     message = np.stack([joins.group, joins.nbytes])
     of_layers = message[:, within & (part == Phase.FORWARD) & (joins.group >= 0) & (joins.nbytes > 0)]
     split = (message[:, :, None] == np.unique(of_layers, axis=1)[:, None, :]).all(axis=0).any(axis=1)
-    return np.asarray(names[joins.kind] | (within & (~joins.gradients | split)))
+    return np.asarray(joins.named(*OF_SAMPLES) | (within & (~joins.gradients | split)))
 
 
 @as_change(
@@ -51,9 +47,13 @@ def grow_with_batch(program: RunProgram) -> Mask:
     Parameter("by", "the factor, below 1 for fewer bytes", 0.5, 0.01, 10.0),
     assuming="the latency of a call stays, and casts cost nothing",
 )
-def scale_bytes(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def scale_bytes(program: RunProgram, of: str, by: float) -> RunProgram:
     """Collectives move this many times their bytes, as with compression or a smaller type."""
-    return _scaled(program, arguments, arguments.word("of"), arguments.number("by"))
+    chosen = collectives_of(program, of)
+    if not chosen.any():
+        what = "collective" if of == "all" else f"collective that moves {of}"
+        raise NotApplicable(f"the step has no {what}")
+    return with_bytes(program, chosen, by)
 
 
 @as_change(
@@ -61,25 +61,14 @@ def scale_bytes(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
     Parameter("by", "the factor, above 1 for a faster link", 2.0, 0.1, 100.0),
     assuming="the latency of a call stays",
 )
-def faster_link(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def faster_link(program: RunProgram, of: str, by: float) -> RunProgram:
     """The link moves bytes this many times as fast."""
-    return _scaled(program, arguments, arguments.word("of"), 1.0 / arguments.number("by"))
+    return scale_bytes(program, of, 1.0 / by)
 
 
-def _scaled(
-    program: RunProgram, arguments: Arguments, kind: str, factor: float
-) -> RunProgram | NotApplicable:
-    chosen = collectives_of(program, kind)
-    if not chosen.any():
-        what = "collective" if kind == "all" else f"collective that moves {kind}"
-        return NotApplicable(f"the step has no {what}")
-    return with_bytes(program, arguments, chosen, factor)
-
-
-def with_bytes(program: RunProgram, arguments: Arguments, chosen: Mask, factor: float) -> RunProgram:
+def with_bytes(program: RunProgram, chosen: Mask, factor: float) -> RunProgram:
     """The program whose chosen collectives move this many times their bytes; latency stays."""
-    fixed = arguments.splits[program.scenario].fixed_ns
     # Another change may have been made before: what it left of the transfer is scaled.
-    kept = np.minimum(fixed, program.transfer)
+    kept = np.minimum(program.split.fixed_ns, program.transfer)
     moved = np.rint((program.transfer - kept) * factor).astype(np.int64)
     return program.edited(transfer=np.where(chosen, kept + moved, program.transfer))

@@ -14,7 +14,7 @@ from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.distinct import distinct
 from tracedoc.whatif.changes.buckets import carried, cut_reductions, merged_into_last, nearest
-from tracedoc.whatif.changes.change import Arguments, Mask, NotApplicable, Parameter, as_change, of_scenario
+from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import (
     of_units,
     started_as,
@@ -22,14 +22,12 @@ from tracedoc.whatif.changes.gathers import (
     without_collectives,
 )
 
-PASSES = ((Phase.FORWARD,), (Phase.BACKWARD, Phase.RECOMPUTE))
-
 
 @as_change(
     Parameter("count", "how many it becomes", 8.0, 2, 256),
     assuming="its compute is shared equally by the new units",
 )
-def split_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def split_units(program: RunProgram, count: float) -> RunProgram:
     """The largest sharded unit becomes several, gathered and reduced one after the other.
 
     The pieces of a reduction are ready one after the other in the backward pass.
@@ -37,15 +35,15 @@ def split_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
     joins = program.layout.joins
     chosen = unit_gathers(program)
     if not chosen.any():
-        return NotApplicable("the step gathers no sharded units")
+        raise NotApplicable("the step gathers no sharded units")
     if not (joins.nbytes[chosen] > 0).all():
-        return NotApplicable("the sizes of the units are not known")
+        raise NotApplicable("the sizes of the units are not known")
     if program.layout.is_cpu:
-        return NotApplicable("the ranks compute on CPUs: what runs beside a gather there slows it down")
-    pieces = int(arguments.number("count"))
+        raise NotApplicable("the ranks compute on CPUs: what runs beside a gather there slows it down")
+    pieces = int(count)
     largest = joins.nbytes[chosen].max()
     # In the fast scenario, where a call less saves most, a further one costs least.
-    latency = call_latency(program, arguments.splits, program.scenario.opposite)
+    latency = call_latency(program, program.scenario.opposite)
     large = np.flatnonzero(chosen & (2 * joins.nbytes > largest))
     gathered = _in_pieces(program, large, pieces, latency)
     reductions = of_units(program, joins.gradients & program.launched)
@@ -53,7 +51,7 @@ def split_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
         size = float(joins.nbytes[reductions].max()) / pieces
         gathered = cut_reductions(gathered, size, latency) or gathered
     if gathered is program:
-        return NotApplicable("the capture does not show the compute of the largest unit")
+        raise NotApplicable("the capture does not show the compute of the largest unit")
     return gathered
 
 
@@ -133,7 +131,7 @@ def _computed_after(program: RunProgram, event: int) -> Index:
     rank = int(layout.rank_of_event(event))
     mine = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
     part = layout.event_part[event]
-    parts = next((passes for passes in PASSES if part in passes), ())
+    parts = next((one for one in ((Phase.FORWARD,), BACKWARD) if part in one), ())
     chosen = layout.computes_of(mine) & np.isin(layout.event_part[mine], parts)
     chosen &= layout.point[mine] > layout.point[event]
     return np.asarray(mine[chosen][np.argsort(layout.point[mine[chosen]], kind="stable")], dtype=np.intp)
@@ -156,7 +154,7 @@ class Queue:
 
 
 @as_change(assuming="there is memory for two gathered blocks")
-def merge_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotApplicable:
+def merge_units(program: RunProgram) -> RunProgram:
     """The sharded units of a block become one, gathered and reduced in one call each.
 
     A block is gathered when its first unit is needed, as many blocks ahead as units are today; its gradients
@@ -164,11 +162,11 @@ def merge_units(program: RunProgram, arguments: Arguments) -> RunProgram | NotAp
     """
     chosen = unit_gathers(program)
     if not chosen.any():
-        return NotApplicable("the step gathers no sharded units")
+        raise NotApplicable("the step gathers no sharded units")
     queues = [Queue(parts, _blocks(program, parts)) for parts in _queues(program, chosen)]
     if all(one.first.size == one.parts.size for one in queues):
-        return NotApplicable("no block has several units")
-    latency = call_latency(program, arguments.splits, program.scenario)
+        raise NotApplicable("no block has several units")
+    latency = call_latency(program, program.scenario)
     merged = _gathered_together(program, queues, latency)
     reductions = of_units(program, program.layout.joins.gradients & program.launched)
     last = np.full(reductions.size, NONE, dtype=np.intp)
