@@ -11,12 +11,12 @@ from tracedoc.diagnosis import Finding, Fix
 from tracedoc.judge.fixes import misfits
 from tracedoc.judge.load import load_rules
 from tracedoc.judge.rule import Rule
+from tracedoc.ranks.code_places import may_feed_model
 from tracedoc.run.job import Job, RankJob
 from tracedoc.run.machine import read_samples
 from tracedoc.testing.cases import write_job
 from tracedoc.testing.lanes import parse_lanes
 from tracedoc.timeline.script_code import CodePlace
-from tracedoc.topics.host.in_loop import may_feed_model
 from tracedoc.values import Unknown
 
 

@@ -10,11 +10,15 @@ import numpy as np
 
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.source_step import BesideTraining, Started
-from tracedoc.timeline.script_code import CodePlace
-from tracedoc.values import once
+from tracedoc.run.job import Job
+from tracedoc.timeline.script_code import CodePlace, place_of_stack
+from tracedoc.values import Unknown, Value, once
 
 NAMED_SHARE = 0.5
 """A function is named for a length of time of which it takes at least this share."""
+
+CALL_NS = 10_000
+"""An operator takes so long on a CPU, whatever it computes: on few numbers it takes no less."""
 
 
 def code_place(run: RunView, rank: int, least_ms: float, *, loading: bool) -> CodePlace | None:
@@ -58,16 +62,67 @@ def seen_places(run: RunView, rank: int) -> Sequence[CodePlace]:
 def beside_training(run: RunView) -> BesideTraining | None:
     """The function that calls operators beside training for longest on every rank with stacks, if one does.
 
-    On the rank where it takes least: what only one of them does makes it late.
+    On the rank where it takes least: what only one of them does makes it late. The model needs what it gets
+    from a function that the loop calls before it. Of that only calls count, which one operator on a whole
+    batch saves.
     """
     steps = [step.beside for _, step in sorted(run.source_steps.items())]
     least = [
-        min(same, key=lambda one: one.place.time_ns)
+        _in_calls(one) if may_feed_model(run.job, one.place) is True else one
         for first in (steps[0] if steps else ())
         if len(same := [one for step in steps for one in step if _name(one.place) == _name(first.place)])
         == len(steps)
+        for one in [min(same, key=lambda one: one.place.time_ns)]
     ]
     return max(least, key=lambda one: one.place.time_ns, default=None)
+
+
+def _in_calls(beside: BesideTraining) -> BesideTraining:
+    """What of a function's operators takes its time whatever they compute."""
+    whole = max(beside.place.time_ns, 1)
+    share = min(beside.operators * CALL_NS / whole, 1.0)
+    return BesideTraining(
+        msgspec.structs.replace(beside.place, time_ns=round(share * whole)),
+        share * beside.forward_frac,
+        share * beside.backward_frac,
+        beside.operators,
+    )
+
+
+def may_feed_model(job: Job, place: CodePlace | None) -> Value:
+    """Whether the loop calls a function before the model; unknown where no sampled stack shows both."""
+    stacks = [
+        (frames, rank.samples.loop)
+        for rank in job.ranks
+        for step in rank.samples.sampled
+        for _, frames in step.stacks
+    ]
+    models = [frames for frames, _ in stacks if _in_model(frames)]
+    for frames, loop in stacks if models else ():
+        found = place_of_stack(frames, loop)
+        if found and place and same_code(found, place) and not _in_model(frames):
+            return _comes_before(frames, models[0])
+    return Unknown("no sampled stack shows both the function and the model")
+
+
+def _in_model(frames: Sequence[str]) -> bool:
+    return any(one.startswith("torch/nn/modules/module.py(") for one in frames)
+
+
+def same_code(one: CodePlace, other: CodePlace) -> bool:
+    """Whether two places are one function, or one call at the top level, whose line is not compared."""
+    return all(getattr(one, name) == getattr(other, name) for name in ("file", "function", "call"))
+
+
+def _comes_before(frames: Sequence[str], model: Sequence[str]) -> bool:
+    """Whether the outermost line in which two stacks differ comes first in the first of them."""
+    for own, its in zip(reversed(frames), reversed(model), strict=False):
+        (name, _, line), (other, _, of_model) = own.rpartition("@"), its.rpartition("@")
+        if name != other:
+            return True
+        if line != of_model:
+            return int(line or 0) < int(of_model or 0)
+    return False
 
 
 def has_stacks(run: RunView, rank: int) -> bool:

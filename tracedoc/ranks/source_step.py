@@ -45,12 +45,14 @@ class BesideTraining(msgspec.Struct, frozen=True):
     """A function in which operators run beside training, and its shares of their time in a step.
 
     ``forward_frac`` and ``backward_frac`` are of the time in which the thread is at operators, outside and
-    inside backward passes, without the optimizer and the data loader.
+    inside backward passes, without the optimizer and the data loader. ``operators`` are those that it calls
+    itself or through others of the script.
     """
 
     place: CodePlace
     forward_frac: float
     backward_frac: float
+    operators: int
 
 
 LOOP, DOOR, MODEL, NODE, APART = range(5)
@@ -184,7 +186,8 @@ def _named(trace: Trace, rows: np.ndarray, found: Sequence[_Called]) -> Iterator
         inside = Spans.from_pairs({(one.start, one.end) for one in (chain[depth - 1] for chain, _ in mine)})
         shares = [(inside & spans).total_ns / max(spans.total_ns, 1) for spans in (others, backward)]
         place = mine[0][0][depth - 1].place or place
-        yield BesideTraining(msgspec.structs.replace(place, time_ns=inside.total_ns), *shares)
+        place = msgspec.structs.replace(place, time_ns=inside.total_ns)
+        yield BesideTraining(place, shares[0], shares[1], len(mine))
 
 
 def _at_operators(trace: Trace, rows: np.ndarray) -> tuple[Spans, Spans]:

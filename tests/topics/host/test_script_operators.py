@@ -25,10 +25,22 @@ def passes(builder: TraceBuilder, begin: float, update_ms: float, sends_ms: floa
     builder.host("aten::add_", begin + 90, begin + 100)
 
 
-def diagnosed(folder: Path, update_ms: float, *, messages: int = 0) -> Diagnosis:
+def sampled(update_line: int) -> dict[str, object]:
+    """The loop of a rank calls the update in a line, and the model in line 35."""
+    module = "torch/nn/modules/module.py(1782): _call_impl@1789"
+    frames = [
+        [],
+        ["train.py(4): update@6", f"train.py(30): main@{update_line}"],
+        [module, "train.py(30): main@35"],
+    ]
+    step = {"step": 9, "whole": True, "long": False, "stacks": {"1": 10.0, "2": 10.0}}
+    return {"frames": frames, "sampled": [step], "loop": ["train.py(30): main@40"]}
+
+
+def diagnosed(folder: Path, update_ms: float, *, messages: int = 0, update_line: int = 38) -> Diagnosis:
     """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step.
 
-    It begins with so many messages of 2 ms each.
+    It begins with so many messages of 2 ms each, and stands in a line of the loop.
     """
     entries = {}
     for rank in (0, 1):
@@ -58,6 +70,7 @@ def diagnosed(folder: Path, update_ms: float, *, messages: int = 0) -> Diagnosis
             "file": f"rank-{rank}.json",
             "source": f"rank-{rank}.source.gz",
             "environment": {},
+            "samples": sampled(update_line),
         }
     (folder / MANIFEST_NAME).write_text(json.dumps({"schema": MANIFEST_SCHEMA, "ranks": entries}))
     return diagnose([folder], Options(jobs=1))
@@ -80,6 +93,14 @@ def test_what_runs_beside_training_costs_its_share(tmp_path: Path) -> None:
 def test_the_work_of_an_ordinary_loop_is_none(tmp_path: Path, update_ms: float, *, named: bool) -> None:
     diagnosis = diagnosed(tmp_path, update_ms)
     assert ("script-operators" in [one.rule_id for one in diagnosis.findings]) == named
+
+
+def test_the_model_needs_what_is_computed_for_it(tmp_path: Path) -> None:
+    """Of a function that the loop calls before the model a call costs 10 us: it has one operator of 16 ms."""
+    diagnosis = diagnosed(tmp_path, 16, update_line=33)
+    assert diagnosis.facts["beside_code"].values["0"] == "`update` (`train.py:4`)"
+    assert diagnosis.facts["beside_code_ms"].values["0"] == pytest.approx(0.01, abs=0.001)
+    assert "script-operators" not in [one.rule_id for one in diagnosis.findings]
 
 
 @pytest.mark.parametrize(("messages", "fix"), [(0, "Take"), (4, "Mend the messages of")])

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tracedoc.facts.catalog import ranks_fact, run_fact
-from tracedoc.ranks.code_places import beside_training
+from tracedoc.ranks.code_places import beside_training, may_feed_model, same_code
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.source_step import BesideTraining
-from tracedoc.run.job import Job
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.script_code import CodePlace, place_of_stack
 from tracedoc.topics.host.run import script_code_ms, script_place
-from tracedoc.values import Unknown, Value
+from tracedoc.values import Value
 
 
 @ranks_fact(unit="bool", needs=("host_ops",))
@@ -24,42 +20,6 @@ def script_code_feeds(run: RunView, digest: RankDigest) -> Value:
     before that of the model, or is the same, as in ``model(prepare())``.
     """
     return may_feed_model(run.job, script_place(run, digest.rank))
-
-
-def may_feed_model(job: Job, place: CodePlace | None) -> Value:
-    """Whether the loop calls a function before the model; unknown where no sampled stack shows both."""
-    stacks = [
-        (frames, rank.samples.loop)
-        for rank in job.ranks
-        for step in rank.samples.sampled
-        for _, frames in step.stacks
-    ]
-    models = [frames for frames, _ in stacks if _in_model(frames)]
-    for frames, loop in stacks if models else ():
-        found = place_of_stack(frames, loop)
-        if found and place and _same_code(found, place) and not _in_model(frames):
-            return _comes_before(frames, models[0])
-    return Unknown("no sampled stack shows both the function and the model")
-
-
-def _in_model(frames: Sequence[str]) -> bool:
-    return any(one.startswith("torch/nn/modules/module.py(") for one in frames)
-
-
-def _same_code(one: CodePlace, other: CodePlace) -> bool:
-    """Whether two places are one function, or one call at the top level, whose line is not compared."""
-    return all(getattr(one, name) == getattr(other, name) for name in ("file", "function", "call"))
-
-
-def _comes_before(frames: Sequence[str], model: Sequence[str]) -> bool:
-    """Whether the outermost line in which two stacks differ comes first in the first of them."""
-    for own, its in zip(reversed(frames), reversed(model), strict=False):
-        (name, _, line), (other, _, of_model) = own.rpartition("@"), its.rpartition("@")
-        if name != other:
-            return True
-        if line != of_model:
-            return int(line or 0) < int(of_model or 0)
-    return False
 
 
 @run_fact(unit="bool")
@@ -86,7 +46,8 @@ def beside_code(run: RunView, digest: RankDigest) -> Value:
 
     From the steps with stacks: one that neither calls the model, its backward pass or an optimizer, nor is
     called by ``forward`` or ``backward`` of the model. Hooks of modules and gradients are such functions.
-    All ranks with such a step call it.
+    All ranks with such a step call it. The model may need what it gets from one that the loop calls before
+    it: of that only calls count, 10 us each, which one operator on a whole batch saves.
     """
     beside = _beside(run, digest)
     return str(beside.place) if beside is not None else "none"
@@ -131,7 +92,7 @@ def beside_code_ms(run: RunView, digest: RankDigest) -> Value:
 def beside_pauses_ms(run: RunView, digest: RankDigest) -> Value:
     """What :func:`beside_code` takes without operators: :func:`script_code_ms` where that is the same."""
     beside, place = _beside(run, digest), script_place(run, digest.rank)
-    same = beside is not None and place is not None and _same_code(place, beside.place)
+    same = beside is not None and place is not None and same_code(place, beside.place)
     return script_code_ms(run, digest) if same else 0.0
 
 
