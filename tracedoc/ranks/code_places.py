@@ -17,7 +17,7 @@ from tracedoc.values import Unknown, Value, once
 NAMED_SHARE = 0.5
 """A function is named for a length of time of which it takes at least this share."""
 
-CALL_NS = 10_000
+OPERATOR_NS = 10_000
 """An operator takes so long on a CPU, whatever it computes: on few numbers it takes no less."""
 
 
@@ -80,7 +80,7 @@ def beside_training(run: RunView) -> BesideTraining | None:
 def _in_calls(beside: BesideTraining) -> BesideTraining:
     """What of a function's operators takes its time whatever they compute."""
     whole = max(beside.place.time_ns, 1)
-    share = min(beside.operators * CALL_NS / whole, 1.0)
+    share = min(beside.operators * OPERATOR_NS / whole, 1.0)
     return BesideTraining(
         msgspec.structs.replace(beside.place, time_ns=round(share * whole)),
         share * beside.forward_frac,

@@ -29,6 +29,7 @@ from tracedoc.timeline.script_code import (
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
+from tracedoc.trace.flows import differentiated
 from tracedoc.trace.kineto import read_trace
 
 MOST = 0.5
@@ -85,12 +86,14 @@ _Called = tuple[Sequence[_Running], int]
 """The functions of the script around an operator, the outermost first, and the ns it takes."""
 
 
-def beside_training(trace: Trace, step: int) -> tuple[BesideTraining, ...]:
+def beside_training(trace: Trace, step: int, needed: npt.NDArray[np.int64]) -> tuple[BesideTraining, ...]:
     """The functions that the loop and hooks call, or the innermost ones that take most of these.
 
     A function belongs to training if it calls the model, its backward pass or an optimizer, or if the
-    ``forward`` or ``backward`` of the model calls it. What hooks of modules and gradients call is beside it.
-    One that lets ranks meet is neither: its time goes with its messages.
+    ``forward`` or ``backward`` of the model calls it. So does one that calls an operator whose gradient a
+    backward pass computes, as a loss of the script's own: ``needed`` are the starts of such operators. What
+    hooks of modules and gradients call is beside it. One that lets ranks meet is neither: its time goes with
+    its messages.
     """
     rows = trace.rows(Kind.PYTHON, Kind.ANNOTATION, Kind.CPU_OP)
     calls = trace.named(lambda name: name.startswith("<"))  # of C code, which tell nothing here
@@ -113,6 +116,8 @@ def beside_training(trace: Trace, step: int) -> tuple[BesideTraining, ...]:
             elif trace.names[name].startswith(_NODE):
                 _mark(stack)
                 running.where = NODE
+            elif np.diff(np.searchsorted(needed, (start, end)))[0]:
+                _mark(stack)
             elif not around.is_operator:
                 _note(stack, end - start, found)
         else:
@@ -397,5 +402,5 @@ def read_source_step(path: str) -> SourceStep:
         places_of_source_step(trace),
         background_places(trace),
         work_of_source_step(trace),
-        () if step is None else beside_training(trace, step),
+        () if step is None else beside_training(trace, step, differentiated(path)),
     )

@@ -133,7 +133,7 @@ class Columns:
             )
         if not kept.any():
             raise InputError(f"{path} holds no event that can be used", "record it again with torch.profiler")
-        ts = _since_the_epoch(ts, base_ns_of(outcome.metadata))
+        ts = since_the_epoch(ts, base_ns_of(outcome.metadata))
         known_until = None
         if not outcome.closed:
             thread = np.array(self._heads.thread, dtype=np.int32)[heads[kept]]
@@ -314,7 +314,7 @@ def _in_order(rows: npt.NDArray[np.int32], kept: npt.NDArray[np.bool_]) -> npt.N
     return places[np.argsort(rows[places], kind="stable")]
 
 
-def _since_the_epoch(ts: npt.NDArray[np.int64], base_ns: int) -> npt.NDArray[np.int64]:
+def since_the_epoch(ts: npt.NDArray[np.int64], base_ns: int) -> npt.NDArray[np.int64]:
     """Return times with the file's base added, in place, but for those that are absolute already."""
     if base_ns:
         relative = (ts > -_ABSOLUTE_NS) & (ts < _ABSOLUTE_NS)

@@ -229,7 +229,7 @@ class EventDecoder:
             if self._exact:
                 elements = _decoder(known=self._known, exact=True)(view)
                 events, metadata, times = self._sorted_out(elements)
-                starts = _text_ns([b"" if type(time) is float else bytes(time) for time in times])
+                starts = text_ns([b"" if type(time) is float else bytes(time) for time in times])
             decoded = _decoded(events, metadata, starts, buffer)
             self.read += len(elements)
             return decoded
@@ -433,7 +433,7 @@ def _float_ns(microseconds: npt.NDArray[np.float64]) -> Int64Array:
     return whole.astype(np.int64) * 1000 + np.rint((microseconds - whole) * 1000.0).astype(np.int64)
 
 
-def _text_ns(texts: list[bytes]) -> Int64Array:
+def text_ns(texts: list[bytes]) -> Int64Array:
     """Return nanoseconds of microseconds given as decimal text."""
     if not texts:
         return np.empty(0, dtype=np.int64)

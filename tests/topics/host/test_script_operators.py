@@ -37,10 +37,13 @@ def sampled(update_line: int) -> dict[str, object]:
     return {"frames": frames, "sampled": [step], "loop": ["train.py(30): main@40"]}
 
 
-def diagnosed(folder: Path, update_ms: float, *, messages: int = 0, update_line: int = 38) -> Diagnosis:
+def diagnosed(
+    folder: Path, update_ms: float, *, messages: int = 0, update_line: int = 38, flow_ms: float = 39.0
+) -> Diagnosis:
     """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step.
 
-    It begins with so many messages of 2 ms each, and stands in a line of the loop.
+    It begins with so many messages of 2 ms each, and stands in a line of the loop. What begins at ``flow_ms``
+    is an operator that the backward pass goes back to.
     """
     entries = {}
     for rank in (0, 1):
@@ -63,9 +66,11 @@ def diagnosed(folder: Path, update_ms: float, *, messages: int = 0, update_line:
             stacks.host(called, 2 * message, 2 * message + 2, category="python_function")
         passes(stacks, 0, update_ms, 2 * messages)
         stacks.host("nn.Module: Net_0", update_ms, 40, category="python_function")
-        plain = stacks.write(folder / "stacks.json")
-        (folder / f"rank-{rank}.source.gz").write_bytes(gzip.compress(plain.read_bytes()))
-        plain.unlink()
+        shown = json.loads(stacks.to_json())
+        zero = next(one["ts"] for one in shown["traceEvents"] if one["name"] == "ProfilerStep#9")
+        arrow = {"ph": "s", "id": 1, "cat": "fwdbwd", "name": "fwdbwd", "ts": zero + flow_ms * 1000}
+        shown["traceEvents"].append(arrow)
+        (folder / f"rank-{rank}.source.gz").write_bytes(gzip.compress(json.dumps(shown).encode()))
         entries[str(rank)] = {
             "file": f"rank-{rank}.json",
             "source": f"rank-{rank}.source.gz",
@@ -101,6 +106,12 @@ def test_the_model_needs_what_is_computed_for_it(tmp_path: Path) -> None:
     assert diagnosis.facts["beside_code"].values["0"] == "`update` (`train.py:4`)"
     assert diagnosis.facts["beside_code_ms"].values["0"] == pytest.approx(0.01, abs=0.001)
     assert "script-operators" not in [one.rule_id for one in diagnosis.findings]
+
+
+def test_a_loss_is_no_work_beside_training(tmp_path: Path) -> None:
+    """The backward pass goes back to the operator of the function, not to one of the model, at 39 ms."""
+    diagnosis = diagnosed(tmp_path, 16, flow_ms=0.0)
+    assert diagnosis.facts["beside_code"].values["0"] == "none"
 
 
 @pytest.mark.parametrize(("messages", "fix"), [(0, "Take"), (4, "Mend the messages of")])
