@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tracedoc.cli import main
 from tracedoc.cli.plan.sources import from_step
-from tracedoc.firststep.launch import FirstStep
+from tracedoc.firststep.estimate import FirstStep
 from tracedoc.planner.layouts import data_parallel
 from tracedoc.planner.memory import peak_memory
 from tracedoc.planner.setup import Question

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tracedoc.errors import InputError
-from tracedoc.firststep.child import RefusedError, _refuse
-from tracedoc.firststep.launch import FirstStep, first_step
+from tracedoc.firststep.estimate import FirstStep, RefusedError, _refuse, first_step
 
 pytest.importorskip("torch")
 

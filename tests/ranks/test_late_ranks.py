@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tracedoc.topics.straggler.late_ranks import Straggler
-from tracedoc.topics.straggler.work_before import CAUSES
+from tracedoc.topics.straggler.work import CAUSES
 
 MS = 1_000_000
 

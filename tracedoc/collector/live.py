@@ -31,7 +31,7 @@ _RECORDERS = (("_dump_fr_trace", FLIGHT_SUFFIX), ("_dump_nccl_trace", f".nccl{FL
 """The recorders of a process, and what the names of their dumps end with."""
 
 
-def write_dumps(folder: Path, stem: str, stack: Sequence[str] = ()) -> None:
+def write_dumps(folder: Path, stem: str, stack: Sequence[str]) -> None:
     """Write the dumps of a rank whose files begin with ``stem``, and the stack of its training thread.
 
     Where the process has no recorder, or the folder cannot be written, there is none; nothing is raised.

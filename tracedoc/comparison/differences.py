@@ -50,8 +50,8 @@ def scaling_of(
     base: Diagnosis,
     head: Diagnosis,
     *,
-    kind: str | None = None,
-    samples: tuple[float, float] | None = None,
+    kind: str | None,
+    samples: tuple[float, float] | None,
 ) -> Scaling | None:
     """The scaling of the work; ``None`` for runs on the same number of GPUs without a word about it.
 

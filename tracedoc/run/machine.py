@@ -168,9 +168,9 @@ def _loader(window: Entry, part: Entry) -> LoaderWindow:
     )
 
 
-def read_stacks(entry: Entry, key: str = "stacks") -> Stacks:
+def read_stacks(entry: Entry) -> Stacks:
     """The stacks that an entry lists."""
-    stacks = ((value_at(one, "ms", float), texts_at(one, "frames")) for one in entries_at(entry, key))
+    stacks = ((value_at(one, "ms", float), texts_at(one, "frames")) for one in entries_at(entry, "stacks"))
     return tuple((ms, frames) for ms, frames in stacks if ms and frames)
 
 

@@ -201,8 +201,8 @@ def build_cpu_program(
     labelled, labels = longest_lags(timeline.trace, mine, places.lag, graph.ranges)
     ends = table.end_ns[rows]
 
-    def with_marker(column: npt.NDArray[np.integer], value: int) -> npt.NDArray[np.int64]:
-        return np.append(column, value).astype(np.int64)
+    def with_marker(column: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+        return np.append(column, 0).astype(np.int64)
 
     program = RankProgram(
         step=window.index,
@@ -224,11 +224,11 @@ def build_cpu_program(
         rejoin_to=places.rejoin_to,
         rejoin_lag=places.rejoin_lag,
         point=event_point,
-        launch_lag=with_marker(launch_lag[rows], 0),
-        gap=with_marker(gap[rows], 0),
-        dur=with_marker(ends - table.start_ns[rows], 0),
+        launch_lag=with_marker(launch_lag[rows]),
+        gap=with_marker(gap[rows]),
+        dur=with_marker(ends - table.start_ns[rows]),
         delay=np.zeros(rows.size + 1, dtype=np.int64),
-        began=with_marker(table.start_ns[rows] - window.start_ns, 0),
+        began=with_marker(table.start_ns[rows] - window.start_ns),
         stream=np.append(stream, LANE_OF_STEP).astype(np.uint8),
         group=np.append(np.full(rows.size, Group.COMMUNICATION), Group.COPY_OTHER).astype(np.uint8),
         event_part=np.append(part[np.maximum(event_point[:-1], 0)], 0).astype(np.uint8),

@@ -222,7 +222,7 @@ def _wait_cause(call: str, operators: list[str], ranges: list[str], frames: list
     return WaitCause(operator, call, shown[-1] if shown else "", line)
 
 
-def _enclosing(trace: Trace, inner: Rows, kind: Kind, lookback: int = LOOKBACK) -> list[Names]:
+def _enclosing(trace: Trace, inner: Rows, kind: Kind) -> list[Names]:
     """Return for each row the names of the last ranges of a kind on its thread that hold its start."""
     found: list[Names] = [()] * inner.size
     ends = trace.end_ns
@@ -230,11 +230,11 @@ def _enclosing(trace: Trace, inner: Rows, kind: Kind, lookback: int = LOOKBACK) 
     for thread in distinct(threads):
         mine = np.flatnonzero(threads == thread)
         starts = trace.ts_ns[inner[mine]]
-        outer = _ranges_before(trace, kind, int(thread), (int(starts.min()), int(starts.max())), lookback)
+        outer = _ranges_before(trace, kind, int(thread), (int(starts.min()), int(starts.max())))
         if outer.size == 0:
             continue
         last = np.searchsorted(trace.ts_ns[outer], starts, side="right")
-        reach = last[:, None] - np.arange(lookback, 0, -1)[None, :]
+        reach = last[:, None] - np.arange(LOOKBACK, 0, -1)[None, :]
         holder = outer[np.maximum(reach, 0)]
         holds = (reach >= 0) & (ends[holder] > starts[:, None])
         names = trace.name[holder[holds]].tolist()
@@ -244,14 +244,14 @@ def _enclosing(trace: Trace, inner: Rows, kind: Kind, lookback: int = LOOKBACK) 
     return found
 
 
-def _ranges_before(trace: Trace, kind: Kind, thread: int, times: tuple[int, int], lookback: int) -> Rows:
-    """Return the ranges of a thread that start between two times, and ``lookback`` before, if there are."""
+def _ranges_before(trace: Trace, kind: Kind, thread: int, times: tuple[int, int]) -> Rows:
+    """The ranges of a thread that start between two times, and :data:`LOOKBACK` before, if there are."""
     first, end = (int(row) for row in np.searchsorted(trace.ts_ns, times, side="right"))
-    begin, size = first, 16 * lookback
+    begin, size = first, 16 * LOOKBACK
     while True:
         begin = max(begin - size, 0)
         of_kind = np.flatnonzero(trace.kind[begin:end] == int(kind)) + begin
         here: Rows = of_kind[trace.thread[of_kind] == thread]
-        if begin == 0 or int(np.searchsorted(here, first)) >= lookback:
+        if begin == 0 or int(np.searchsorted(here, first)) >= LOOKBACK:
             return here
         size *= 4

@@ -53,7 +53,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def cut_at(
-    kind: npt.NDArray[np.uint8], ts: Int64Array, thread: npt.NDArray[Any], *, peers: bool, named: bool = False
+    kind: npt.NDArray[np.uint8], ts: Int64Array, thread: npt.NDArray[Any], *, peers: bool, named: bool
 ) -> int:
     """The time in ns until which a file is known that is cut off; events are in the order of the file.
 

@@ -55,7 +55,7 @@ class Source:
         self._max_bytes = max_bytes
         self._stored_bytes = 0
         self._text_bytes = 0
-        self._stored = self._read_stored(_INPUT_BYTES)
+        self._stored = self._read_stored()
         for magic, container in _OTHER_CONTAINERS:
             if self._stored.startswith(magic):
                 raise InputError(f"{path} is {container}", "unpack it and pass the .json or .json.gz inside")
@@ -107,7 +107,7 @@ class Source:
             if self._inflater.eof and not self._next_member():
                 return 0
             if not self._stored:
-                self._stored = self._read_stored(_INPUT_BYTES)
+                self._stored = self._read_stored()
                 if not self._stored:
                     self.damaged = True
                     return 0
@@ -129,7 +129,7 @@ class Source:
         """
         rest = bytes(self._inflater.unused_data).lstrip(b"\0")
         while len(rest) < len(_GZIP_MAGIC):
-            more = self._read_stored(_INPUT_BYTES)
+            more = self._read_stored()
             if not more:
                 return False
             rest = (rest + more).lstrip(b"\0")
@@ -139,9 +139,9 @@ class Source:
         self._inflater = _inflate.decompressobj(_GZIP_WINDOW)
         return True
 
-    def _read_stored(self, size: int) -> bytes:
+    def _read_stored(self) -> bytes:
         try:
-            data = self._stream.read(size)
+            data = self._stream.read(_INPUT_BYTES)
         except OSError as error:
             raise _unreadable(self.path, error) from None
         self._tell(len(data))

@@ -75,8 +75,8 @@ def measure(torch: Any, device: str, seconds: float) -> Machine:
     )
 
 
-def _took(torch: Any, device: str, work: Callable[[], object], times: int) -> float:
-    """The seconds of one call, of so many after each other."""
+def _took(torch: Any, device: str, work: Callable[[], object]) -> float:
+    """The seconds of one call, of ten after each other."""
 
     def now() -> float:
         if device == "cuda":
@@ -85,9 +85,9 @@ def _took(torch: Any, device: str, work: Callable[[], object], times: int) -> fl
 
     work()
     start = now()
-    for _ in range(times):
+    for _ in range(10):
         work()
-    return (now() - start) / times
+    return (now() - start) / 10
 
 
 def _products(torch: Any, device: str, kind: Any, seconds: float) -> float:
@@ -106,7 +106,7 @@ def _products(torch: Any, device: str, kind: Any, seconds: float) -> float:
     end, rate = time.perf_counter() + seconds, 0.0
     flops = 2 * tokens * MODEL_WIDTH * (2 * MODEL_WIDTH + 3 * MLP_WIDTH)  # of the five products
     while not rate or time.perf_counter() < end:
-        rate = flops / _took(torch, device, block, 10)
+        rate = flops / _took(torch, device, block)
     return rate
 
 
@@ -114,7 +114,7 @@ def _copies(torch: Any, device: str) -> float:
     """Bytes a second that a large copy reads and writes."""
     source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    return 2 * COPIED_BYTES / _took(torch, device, lambda: target.copy_(source), 10)
+    return 2 * COPIED_BYTES / _took(torch, device, lambda: target.copy_(source))
 
 
 def _gathers(torch: Any, device: str, kind: Any) -> tuple[Gathered, ...]:
@@ -146,7 +146,7 @@ def _gather(torch: Any, device: str, kind: Any, size: int, group: Any) -> Gather
         part = torch.zeros(count // size // kind.itemsize, dtype=kind, device=device)
         whole = torch.zeros(part.numel() * size, dtype=kind, device=device)
         gather = torch.distributed.all_gather_into_tensor
-        return _took(torch, device, lambda: gather(whole, part, group=group), 10)
+        return _took(torch, device, lambda: gather(whole, part, group=group))
 
     latency = seconds(LATENCY_BYTES)
     sent = GATHERED_BYTES * (size - 1) / size

@@ -34,7 +34,7 @@ from tracedoc.tables import CollectiveRow
 from tracedoc.units import format_gb
 
 if TYPE_CHECKING:
-    from tracedoc.firststep.launch import FirstStep
+    from tracedoc.firststep.estimate import FirstStep
 
 _ITEM_BYTES = {"Float": 4, "BFloat16": 2, "Half": 2, "float": 4, "bfloat16": 2, "half": 2}
 
@@ -300,7 +300,7 @@ class Scripted(msgspec.Struct, frozen=True):
 
 def scripted(command: str) -> Scripted:
     """The model of a script and how it trains, found by running it to its first update."""
-    from tracedoc.firststep.launch import first_step
+    from tracedoc.firststep.estimate import first_step
 
     return from_step(first_step(command), command)
 

@@ -266,11 +266,11 @@ def _fill(call: Call) -> Work | None:
     return None if one is None else Work(0.0, _moved((one.elements, one.size)))
 
 
-def _rows_of(table: int, index: int) -> Formula:
-    """Counts the rows of a table that an index takes: the index is read, the rows are read and written."""
+def _rows_of(index: int) -> Formula:
+    """Counts rows of the first tensor that an index takes: it is read, the rows are read and written."""
 
     def count(call: Call) -> Work | None:
-        rows, numbers = call.tensor(table), call.tensor(index)
+        rows, numbers = call.tensor(0), call.tensor(index)
         if rows is None or numbers is None or not rows.extents:
             return None
         taken = float(numbers.elements) * rows.elements / max(rows.extents[0], 1)
@@ -290,11 +290,11 @@ def _bags(call: Call) -> Work | None:
     return Work(float(numbers.elements) * width, _moved(*index, (passed, rows.size)))
 
 
-def _scattered(steps: float, index: int, source: int) -> Formula:
+def _scattered(steps: float, source: int) -> Formula:
     """Counts elements that are read by an index and written elsewhere, or added to what is there."""
 
     def count(call: Call) -> Work | None:
-        numbers, values = call.tensor(index), call.tensor(source)
+        numbers, values = call.tensor(2), call.tensor(source)
         if numbers is None or values is None:
             return None
         moved = _moved((numbers.elements, numbers.size), (2 * numbers.elements, values.size))
@@ -389,13 +389,13 @@ _FORMULAS: dict[str, Formula] = {
     **_named("nll_loss_backward nll_loss2d_backward", _loss(backward=True)),
     **_named("mse_loss l1_loss smooth_l1_loss binary_cross_entropy", _streamed(3, writes=False)),
     **_named("mse_loss_backward smooth_l1_loss_backward", _streamed(3, 1)),
-    "embedding": _rows_of(0, 1),
+    "embedding": _rows_of(1),
     "_embedding_bag": _bags,
-    "index_select": _rows_of(0, 2),
+    "index_select": _rows_of(2),
     "embedding_dense_backward": _streamed(1),
-    "gather": _scattered(0, 2, 0),
-    "scatter": _scattered(0, 2, 3),
-    **_named("scatter_add index_add", _scattered(1, 2, 3)),
+    "gather": _scattered(0, 0),
+    "scatter": _scattered(0, 3),
+    **_named("scatter_add index_add", _scattered(1, 3)),
     **_named(
         "relu neg exp exp2 log log2 log1p sqrt rsqrt sigmoid tanh gelu silu hardswish hardsigmoid hardtanh "
         "leaky_relu elu softplus mish abs sin cos tan erf pow reciprocal square sign round floor ceil clamp "

@@ -30,7 +30,7 @@ from tracedoc.topics.pipeline.stages import (
     ways_of_kinds,
 )
 from tracedoc.topics.straggler.slow_gpus import Slowness, slowness_by_rank
-from tracedoc.topics.straggler.work_before import CAUSES, host_surplus_ns, host_us
+from tracedoc.topics.straggler.work import CAUSES, host_surplus_ns, host_us
 from tracedoc.trace.distinct import is_among
 from tracedoc.values import once
 

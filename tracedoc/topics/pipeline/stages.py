@@ -12,11 +12,11 @@ import numpy.typing as npt
 
 from tracedoc.ranks.arrival_replay import ArrivalReplay, arrival_replay
 from tracedoc.ranks.run_view import RunView, habitual
-from tracedoc.ranks.work_shares import work_shares
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.sync_path import Action
 from tracedoc.timeline.collective_table import CollectiveTable
+from tracedoc.topics.straggler.work import work_shares
 from tracedoc.trace.distinct import is_among
 from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.values import once

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from tracedoc.facts.catalog import run_fact
 from tracedoc.ranks.arrival_replay import StartPolicy, arrival_replay, gains_together
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.work_shares import SAME_AMOUNT
 from tracedoc.step.rank_digest import RankDigest, StepDigest
 from tracedoc.topics.step.rank import FILLS, LONGER, longest_step, longest_step_doing, longest_step_pause_ms
 from tracedoc.topics.step.run import WARMUP_STEPS
 from tracedoc.topics.straggler.late_ranks import own_times
+from tracedoc.topics.straggler.work import SAME_AMOUNT
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, needed, once
 

@@ -29,7 +29,7 @@ from tracedoc.topics.straggler.rank import foreign_turns_ms
 from tracedoc.topics.straggler.run import NOT_MATCHED, cost_ms, is_matched, late_at
 from tracedoc.topics.straggler.slow_gpus import slowness_by_rank
 from tracedoc.topics.straggler.uneven import work_excess
-from tracedoc.topics.straggler.work_before import CAUSES, did_before
+from tracedoc.topics.straggler.work import CAUSES, did_before
 from tracedoc.values import Unknown, Value, needed, needed_number
 
 KERNEL_CAUSES = ("more kernels", "larger kernels", "slow GPU", "longer kernels")

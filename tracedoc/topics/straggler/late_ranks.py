@@ -16,7 +16,7 @@ from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.pipeline.balance import SlowWorker, slow_workers
 from tracedoc.topics.pipeline.stages import pipeline
-from tracedoc.topics.straggler.work_before import (
+from tracedoc.topics.straggler.work import (
     CAUSES,
     OF_THE_HOST,
     host_surplus_ns,

@@ -12,12 +12,11 @@ from tracedoc.facts.catalog import ranks_fact, run_fact
 from tracedoc.ranks.arrival_replay import arrival_replay
 from tracedoc.ranks.code_places import NAMED_SHARE
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.work_shares import SAME_KERNELS, work_shares
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.script_code import SELDOM, CodePlace, RareCode
 from tracedoc.topics.step.long_steps import period_of
 from tracedoc.topics.straggler.late_ranks import Straggler, late_by_rank, noticeable_ns, stragglers
-from tracedoc.topics.straggler.work_before import CAUSES, MORE_OPERATORS
+from tracedoc.topics.straggler.work import CAUSES, MORE_OPERATORS, SAME_KERNELS, work_shares
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, needed, once
 

@@ -8,11 +8,11 @@ import numpy.typing as npt
 
 from tracedoc.facts.catalog import manifest_fact, ranks_fact
 from tracedoc.ranks.run_view import RunView
-from tracedoc.ranks.work_shares import SAME_KERNELS, Floats, work_shares
 from tracedoc.run.job import RankJob
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.work import MIN_CALLS, GemmTable
 from tracedoc.topics.pipeline.stages import pipeline
+from tracedoc.topics.straggler.work import SAME_KERNELS, Floats, work_shares
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value, needed, once
 

@@ -11,8 +11,8 @@ from tracedoc.ranks.code_places import most_work_place
 from tracedoc.ranks.matching import NO_OPERATION
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.waiting import STRAGGLING
-from tracedoc.ranks.work_shares import CPU_MEASURES, MEASURES, Floats, work_shares
 from tracedoc.topics.pipeline.balance import pass_ratios
+from tracedoc.topics.straggler.work import CPU_MEASURES, MEASURES, Floats, work_shares
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.values import Unknown, Value, once
 
