@@ -86,6 +86,14 @@ def test_a_fused_loss_takes_half(tmp_path: Path) -> None:
     assert one_of(ledger, "compute.loss").alone_ms == pytest.approx((5.0, 10.0, 15.0), abs=0.05)
 
 
+def test_32_bits_take_half_of_64(tmp_path: Path) -> None:
+    """Of 20 ms on tensors of 64 bits; a number of Python has as many, and no dimensions."""
+    wide = {"dims": [[512, 512], []], "types": ["double", "double"], "op": "aten::mul"}
+    mixed = {"dims": [[512, 512], []], "types": ["float", "double"], "op": "aten::mul"}
+    ledger = ledger_of(tmp_path, drawn((PRODUCT, 70.0), (ADD, 20.0, wide), (ADD, 10.0, mixed)))
+    assert one_of(ledger, "compute.fp64").alone_ms == pytest.approx((5.0, 10.0, 15.0), abs=0.05)
+
+
 def test_part_of_the_products_in_fp32(tmp_path: Path) -> None:
     """In 16 bits 6.7 times as fast, 3 of 20 ms in fp32 stay; the 80 ms in bf16 stay."""
     ledger = ledger_of(tmp_path, drawn((PRODUCT, 80.0), ("ampere_sgemm_128x128_tn", 20.0)))

@@ -61,6 +61,7 @@ class Doing(IntEnum):
     OUTSIDE = 9  # on a CPU: at operators outside backward passes and the optimizer
     BACKWARD = 10  # on a CPU: at operators of a backward pass
     BETWEEN = 11  # on a CPU: Python from one operator to the next
+    DOUBLE = 12  # on a CPU: at operators on numbers of 64 bits
 
 
 class Group(IntEnum):
@@ -89,6 +90,7 @@ class Waste(IntEnum):
     SHAPES = 4  # with sizes that fit the tiles of matrix kernels
     FUSION = 5  # in one kernel for several that follow each other
     LOSS = 6  # with logits that are read and written once
+    FP64 = 7  # with numbers of 32 bits
 
 
 class Cause(IntEnum):

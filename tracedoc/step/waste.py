@@ -54,6 +54,10 @@ LOSS_AGAIN = 1 / 2
 """Of a cross entropy, what a fused one saves. Log-softmax reads and writes the logits; the backward pass
 writes rows of zeros, reads two tensors and writes the gradient: six times. Fused it is three times."""
 
+HALF_AS_WIDE = 1 / 2
+"""Of work on numbers of 64 bits, what 32 bits save: half of the bytes, and twice as many fit into a register.
+On GPUs for gaming, which multiply these up to 64 times as fast, it is more."""
+
 _CHAINED = (
     KernelCategory.ELEMENTWISE,
     KernelCategory.NORMALISATION,
@@ -81,7 +85,9 @@ def find_waste(timeline: RankTimeline) -> WasteTable:
     """What the events of the device would save: of several ways that fit the first of :class:`Waste`."""
     trace, device = timeline.trace, device_events(timeline)
     kernels = (trace.kind[device.rows] == int(Kind.KERNEL)) & (device.group != Group.COMMUNICATION)
+    doubles = _parts(trace, double_operators(trace))
     saved = {
+        Waste.FP64: np.where(launched_within(trace, doubles, device.launch_rows), HALF_AS_WIDE, 0.0),
         Waste.ATTENTION: np.where(
             launched_within(trace, attention_parts(trace), device.launch_rows), 1.0, 0.0
         ),
@@ -128,7 +134,22 @@ def _losses(trace: Trace) -> HostParts:
     rows = trace.rows_named(_LOSS.__contains__, Kind.CPU_OP)
     if not trace.named_among(rows, lambda name: "nll_loss" in name).any():
         rows = rows[:0]  # a log-softmax for something else
+    return _parts(trace, rows)
+
+
+def _parts(trace: Trace, rows: Rows) -> HostParts:
     return trace.ts_ns[rows], trace.end_ns[rows], trace.thread[rows]
+
+
+def double_operators(trace: Trace) -> Rows:
+    """The operators that were given a tensor of 64-bit floats; numbers of Python have no dimensions."""
+    wide = [
+        any(one == "double" and bool(size) for one, size in zip(kind.types, kind.dims, strict=False))
+        for kind in trace.shapes.kinds
+    ]
+    of_kind: Mask = np.array(wide, dtype=bool)
+    rows: Rows = trace.shapes.rows[of_kind[trace.shapes.kind]]
+    return rows
 
 
 def with_waste(program: RankProgram, table: WasteTable, events: npt.NDArray[np.intp]) -> RankProgram:

@@ -189,7 +189,7 @@ _WORDS: Final[
     ),
     (_DEVICE_LANES, re.compile(rf"lead=({_NUMBER})"), lambda match: {"lead_ms": float(match[1])}),
     ((*OPERATIONS, *COMPUTE), re.compile("unlinked"), lambda _: {"linked": False}),
-    (OPERATIONS, re.compile("dtype=(.*)"), lambda match: {"dtype": match[1]}),
+    ((*OPERATIONS, "compute"), re.compile("dtype=(.*)"), lambda match: {"dtype": match[1]}),
     (COMPUTE, re.compile(r"grid=([1-9]\d*)"), lambda match: {"grid": int(match[1])}),
     (
         OPERATIONS,

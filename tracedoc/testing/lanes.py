@@ -32,7 +32,7 @@ Words
     ``dims=8x16,16x32``    shapes of the operator's inputs, which are bf16; not recorded unless said
     ``recomputed``         the backward pass computes a part of the forward pass again
     ``grid=264``           thread blocks of a kernel; 132 unless said
-    ``dtype=Float``        element type of a collective; BFloat16 unless said
+    ``dtype=Float``        element type of a collective or a shape; BFloat16 unless said
     ``ranks=0,1``          the members of a collective's group; other ranks do not take part
     ``peer=1``             the other end of a send or receive
     ``workers``            the loader has worker processes
@@ -64,7 +64,14 @@ from msgspec.structs import replace
 
 from tracedoc.spans import Spans
 from tracedoc.testing.builder import GEMM_KERNEL, TraceBuilder
-from tracedoc.testing.document import OPERATIONS, ZERO3_OPERATOR, UnitUse, ranges_around, unit_of_part
+from tracedoc.testing.document import (
+    INPUT_TYPE,
+    OPERATIONS,
+    ZERO3_OPERATOR,
+    UnitUse,
+    ranges_around,
+    unit_of_part,
+)
 from tracedoc.testing.lane_words import (
     BLOCKING,
     COMPUTE,
@@ -204,7 +211,7 @@ def _draw_gpu(
         builder.kernel(
             one.name or kernel, start, end,
             launch_ms=launch, linked=one.linked, op=op, thread=thread, within=within, grid=(one.grid, 1, 1),
-            dims=[list(dims) for dims in one.dims] or None, types=["c10::BFloat16"] * len(one.dims),
+            dims=[list(dims) for dims in one.dims] or None, types=_types(one),
         )  # fmt: skip
     elif one.lane == "copy":
         size = one.nbytes if one.nbytes is not None else 1 << 20
@@ -272,7 +279,13 @@ def _draw_cpu_step(builder: TraceBuilder, lanes: list[Segment], index: int, *, s
             else:
                 # The operator of a collective must stand beside this one, not in it: only leaves compute.
                 for begin, stop in _around_calls(first, last, calls):
-                    builder.host(one.name or one.op or "aten::mm", origin + begin, origin + stop)
+                    dims = [list(size) for size in one.dims] or None
+                    operator = one.name or one.op or "aten::mm"
+                    builder.host(operator, origin + begin, origin + stop, dims=dims, types=_types(one))
+
+
+def _types(one: Segment) -> list[str]:
+    return [INPUT_TYPE[one.dtype]] * len(one.dims)
 
 
 def _draw_host(builder: TraceBuilder, one: Segment, start: float, end: float, shape: _Shape) -> bool:

@@ -10,6 +10,7 @@ from tracedoc.play.run_program import RunProgram
 from tracedoc.ranks.code_places import beside_training
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Doing, Group
+from tracedoc.step.waste import HALF_AS_WIDE
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.input.run import padding_frac
 from tracedoc.whatif.changes.change import Mask
@@ -45,6 +46,9 @@ def compute_causes(run: RunView, program: RunProgram, even: Even) -> dict[str, R
         "compute.copies": Removal.of(dur=np.where(copies, even.dur, 0)),
         **{f"compute.{name}": wasted(program, even.dur, *waste, others) for name, waste in WASTES.items()},
     }
+    double = np.rint(spent(layout, Doing.DOUBLE, even.lag) * HALF_AS_WIDE).astype(np.int64)
+    if double.any():
+        found["compute.fp64"] = Removal.of(lag=double, doubt=WASTES["fp64"][1])
     return {**found, "compute.padding": _padded(run, program, even, found)}
 
 

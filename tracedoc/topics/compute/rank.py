@@ -14,9 +14,11 @@ from tracedoc.step.kernel_times import judged_kernels, kernel_times
 from tracedoc.step.program import Waste
 from tracedoc.step.waste import (
     ATTENTION_OPERATORS,
+    HALF_AS_WIDE,
     HALF_PRECISION,
     HostParts,
     attention_parts,
+    double_operators,
     is_plain,
     is_reordering,
     judged_waste_ms,
@@ -132,6 +134,21 @@ def fusable_ms(timeline: RankTimeline) -> Value:
     reads that the one before has just written, and a sixth of that one's.
     """
     return judged_waste_ms(timeline, Waste.FUSION)
+
+
+@rank_fact(unit="ms", needs=("kernels", "shapes"))
+def double_ms(timeline: RankTimeline) -> Value:
+    """What work on 64-bit floats in the median step would save with 32 bits: half of its time.
+
+    That is the time of kernels whose operator was given a tensor of them, on a CPU of the operators.
+    """
+    if not timeline.is_cpu:
+        return judged_waste_ms(timeline, Waste.FP64)
+    window, activity = timeline.judged, timeline.activity
+    if window is None or activity is None:
+        return 0.0
+    spans = timeline.trace.spans(double_operators(timeline.trace)) & activity.compute
+    return HALF_AS_WIDE * spans.clip(window.start_ns, window.end_ns).total_ns / 1e6
 
 
 @rank_fact(unit="ms", needs=("gpu", "kernels"))

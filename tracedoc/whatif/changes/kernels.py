@@ -37,6 +37,7 @@ WASTES = {
     "fp32": (Waste.FP32, 0.15),
     "shapes": (Waste.SHAPES, 0.5),
     "loss": (Waste.LOSS, 0.5),
+    "fp64": (Waste.FP64, 0.5),
     "fusion": (Waste.FUSION, 0.5),
 }
 """How the same could be computed in less time, and by which share the time that goes may be more or less."""
