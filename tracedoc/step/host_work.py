@@ -137,9 +137,13 @@ def away_totals(timeline: RankTimeline, host: HostPhases, spans: Spans) -> tuple
     starts, ends = spans.starts[kept], spans.ends[kept]
     phases = host.at((starts + ends) // 2)
     operators = long_operators(timeline, min(int((ends - starts).min()) // 2, QUIET_NS))
+    # Those before the first one have ended as the gap begins, those from the last one on begin after it.
+    first = np.searchsorted(np.maximum.accumulate(timeline.trace.end_ns[operators]), starts, side="right")
+    last = np.searchsorted(timeline.trace.ts_ns[operators], ends)
     totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
     for place, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        total = totals[operator_filling(timeline, operators, start, end) or "Python", PHASES[phases[place]]]
+        near = operators[first[place] : last[place]]
+        total = totals[operator_filling(timeline, near, start, end) or "Python", PHASES[phases[place]]]
         total[0] += 1
         total[1] = max(total[1], end - start)
         total[2] += end - start

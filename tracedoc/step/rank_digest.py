@@ -310,7 +310,7 @@ AS_USUAL = 0.9
 def _last_whole_step(timeline: RankTimeline) -> int | None:
     """The number of the last step, if the host calls as much in it as in the usual one."""
     steps, trace = timeline.host.steps, timeline.trace
-    begun = np.sort(trace.ts_ns[trace.is_kind(Kind.CPU_OP, Kind.RUNTIME)])
+    begun = trace.ts_ns[trace.is_kind(Kind.CPU_OP, Kind.RUNTIME)]
     edges = [(step.start_ns, step.end_ns) for step in steps]
     calls = [int(np.diff(np.searchsorted(begun, edge))[0]) for edge in edges]
     whole = bool(calls) and calls[-1] >= AS_USUAL * float(np.median(calls))

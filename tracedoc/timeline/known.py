@@ -14,7 +14,6 @@ from tracedoc.timeline.launches import Called, Launches, Rows, kernel_launches, 
 from tracedoc.timeline.steps import HostSteps, Window
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.compact import NO_ID
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.horizon import LOST_SHARE, kernels_end, went_back
 from tracedoc.units import format_ms, format_percent
@@ -71,11 +70,10 @@ def _clock_went_back(trace: Trace, launches: Launches) -> tuple[int, int] | None
     )
     found = []
     for rows, ids, places in numbered:
-        for place in distinct(places[ids > 0]).tolist():
-            mine = (ids > 0) & (places == place)
-            mine[mine] = ids[mine] != NO_ID
-            order = np.argsort(trace.ts_ns[rows[mine]], kind="stable")
-            found.append(went_back(trace.ts_ns[rows[mine]][order], ids[mine][order]))
+        known = ids > 0
+        for place in distinct(places[known]).tolist():
+            mine = known & (places == place)
+            found.append(went_back(trace.ts_ns[rows[mine]], ids[mine]))
     return min((one for one in found if one is not None), default=None)
 
 

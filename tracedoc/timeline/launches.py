@@ -124,9 +124,9 @@ def enclosing_rows(trace: Trace, candidates: Rows, inner: Rows) -> Rows:
     present = np.flatnonzero(inner != NO_ROW)
     if candidates.size == 0 or present.size == 0:
         return found
-    threads = trace.thread[inner[present]]
-    for thread in distinct(threads):
-        outer = candidates[trace.thread[candidates] == thread]
+    threads, holding = trace.thread[inner[present]], trace.thread[candidates]
+    for thread in distinct(threads).tolist():
+        outer = candidates[holding == thread]
         if outer.size == 0:
             continue
         mine = present[threads == thread]
@@ -134,6 +134,6 @@ def enclosing_rows(trace: Trace, candidates: Rows, inner: Rows) -> Rows:
         index = np.searchsorted(trace.ts_ns[outer], starts, side="right") - 1
         valid = index >= 0
         holder = outer[np.maximum(index, 0)]
-        inside = valid & (starts < trace.ts_ns[holder] + trace.dur_ns[holder])
+        inside = valid & (starts < trace.end_ns[holder])
         found[mine[inside]] = holder[inside]
     return found

@@ -114,7 +114,7 @@ class Columns:
         heads, names = self._take("head"), tuple(category_text(name) for name in self._heads.names)
         kind = np.array(self._heads.kind, dtype=np.uint8)[heads]
         ts, dur = self._take("ts"), self._take("dur")
-        kernels = np.flatnonzero(kind == Kind.KERNEL)
+        kernels = np.flatnonzero(kind == int(Kind.KERNEL))
         named = np.array(self._heads.name, dtype=np.int32)[heads[kernels]]
         dur[kernels[without_length(dur[kernels], named)]] = IMPOSSIBLE
         impossible = (ts < -_ABSOLUTE_NS) | (ts > _LATEST_NS) | (dur == IMPOSSIBLE) | (dur > _LONGEST_NS)
@@ -143,12 +143,11 @@ class Columns:
         if not kept.all():
             keep = keep[kept[keep]]
         correlation, external_id = self._take("correlation"), self._take("external_id")
-        said, ids = (heads[keep], dur[keep]), (correlation[keep], external_id[keep])
-        first = first_of_each(ts[keep], said, ids)
+        ts = ts[keep]
+        first = first_of_each(ts, keep, said=(heads, dur), ids=(correlation, external_id))
         if not first.all():
             limits.append(_doubled(path, int((~first).sum())))
-            keep = keep[first]
-        ts = ts[keep]
+            keep, ts = keep[first], ts[first]
         del impossible, negative, kept, first
         row_of = np.full(self._rows, NO_ID, dtype=np.int32)
         row_of[keep] = np.arange(keep.size, dtype=np.int32)
@@ -167,7 +166,7 @@ class Columns:
         codes, values, grids = self._where(heads)
         codes = codes[keep]
         name = np.array(self._heads.name, dtype=narrowest(NO_ID, len(names)))[heads[keep]]
-        called = distinct(name[kind == Kind.RUNTIME])
+        called = distinct(name[kind == int(Kind.RUNTIME)])
         return Trace(
             info=replace(
                 info,
@@ -286,7 +285,7 @@ class Columns:
         return any(one not in seen and name[:6] != "stream" for one, name in self._thread_names.items())
 
     def _device_limits(self, path: str, kind: npt.NDArray[np.uint8]) -> list[TraceLimit]:
-        if not (kind == Kind.ACCELERATOR).any() or (kind == Kind.KERNEL).any():
+        if not (kind == int(Kind.ACCELERATOR)).any() or (kind == int(Kind.KERNEL)).any():
             return []
         present = sorted(
             category_text(c) for c in self.categories if kind_of(category_text(c)) is Kind.ACCELERATOR

@@ -68,7 +68,7 @@ class Coded(_Column):
         return self.codes.size
 
     def __getitem__(self, rows: Any) -> Any:
-        return self.values[self.codes[rows]]
+        return self.values.take(self.codes[rows])
 
     def first(self, count: int) -> Coded:
         """The column of the first events."""
@@ -82,8 +82,7 @@ class Coded(_Column):
 
     def among(self, wanted: npt.ArrayLike, rows: Any = slice(None)) -> npt.NDArray[np.bool_]:
         """Tell of each of some rows, or of all, whether its value is one of the wanted ones."""
-        found: npt.NDArray[np.bool_] = is_among(self.values, wanted)[self.codes[rows]]
-        return found
+        return is_among(self.codes[rows], np.flatnonzero(is_among(self.values, wanted)))
 
 
 class Sparse(_Column):

@@ -83,13 +83,13 @@ def is_among(column: npt.ArrayLike, wanted: npt.ArrayLike) -> npt.NDArray[np.boo
     if chosen.size == 0 or values.size == 0:
         return np.zeros(values.shape, dtype=bool)
     if int(chosen.min()) == int(chosen.max()):
-        return np.asarray(values == chosen[0])
+        return np.asarray(values == int(chosen[0]))  # a scalar of int64 would widen the column
     low, high = int(values.min()), int(values.max())
     if high - low < _ROOM * values.size:
         places, lowest = _places(values, low, high)
         table = np.zeros(high - lowest + 1, dtype=bool)
         table[chosen[(chosen >= low) & (chosen <= high)].astype(np.int64) - lowest] = True
-        found: npt.NDArray[np.bool_] = table[places]
+        found: npt.NDArray[np.bool_] = table.take(places)
         return found
     ordered = np.sort(chosen)
     place = np.minimum(np.searchsorted(ordered, values), ordered.size - 1)
@@ -139,7 +139,7 @@ class RowLookup:
         """Tell of each event whether it is of one of the kinds."""
         found = np.zeros(self._kind.size, dtype=bool)
         for kind in kinds:
-            found |= self._kind == kind
+            found |= self._kind == int(kind)  # an enumeration's member would make it a comparison of int64
         return found
 
     def of_kinds(self, kinds: tuple[int, ...]) -> Rows:
@@ -162,10 +162,12 @@ class RowLookup:
             self._bounds = np.append(0, np.cumsum(np.bincount(self._name, minlength=self._count)))
         first, last = self._bounds[:-1][chosen], self._bounds[1:][chosen]
         if first.size > 1 and int((last - first).sum()) > self._kind.size // _SPARSE:
-            rows = np.flatnonzero(chosen.take(self._name))
-        else:
-            groups = [self._by_name[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-            rows = groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups), kind="stable")
+            if kinds:
+                rows = self.of_kinds(kinds)
+                return rows[chosen.take(self._name[rows])]
+            return np.flatnonzero(chosen.take(self._name))
+        groups = [self._by_name[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
+        rows = groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups), kind="stable")
         if not kinds:
             return rows
         of_kind = np.zeros(256, dtype=bool)

@@ -126,7 +126,7 @@ def check_unit(path: str, kind: npt.NDArray[np.uint8], ts: Int64Array, dur: Int6
 
     Nanoseconds are whole numbers; whole microseconds may be zero.
     """
-    calls = np.flatnonzero((kind == Kind.RUNTIME) | (kind == Kind.CPU_OP))
+    calls = np.flatnonzero((kind == int(Kind.RUNTIME)) | (kind == int(Kind.CPU_OP)))
     if calls.size < FEWEST_HOST_CALLS:
         return
     lengths = dur[calls]
@@ -163,24 +163,30 @@ def without_length(lengths: Int64Array, names: npt.NDArray[Any]) -> Mask:
 
 
 def first_of_each(
-    ordered_ts: Int64Array, said: Sequence[npt.NDArray[np.integer]], ids: Sequence[npt.NDArray[np.integer]]
+    ordered_ts: Int64Array,
+    places: npt.NDArray[np.intp],
+    *,
+    said: Sequence[npt.NDArray[np.integer]],
+    ids: Sequence[npt.NDArray[np.integer]],
 ) -> npt.NDArray[np.bool_]:
-    """Which events stand for the first time; in order of start. ``said`` and ``ids`` are all else of them."""
+    """Which events stand for the first time; in order of start.
+
+    ``said`` and ``ids`` are all else of them: of the i-th event, what stands at ``places[i]``.
+    """
     first = np.ones(ordered_ts.size, dtype=np.bool_)
-    same = np.flatnonzero(np.diff(ordered_ts) == 0)
+    same = np.flatnonzero(ordered_ts[1:] == ordered_ts[:-1])
     if same.size < FEWEST_DOUBLED:
         return first
-    columns = [*said, *ids]
     rows = distinct(np.concatenate((same, same + 1)))
-    order = np.lexsort([*(column[rows] for column in columns), ordered_ts[rows]])
-    rows = rows[order]
+    columns = [*(column[places[rows]] for column in (*said, *ids)), ordered_ts[rows]]
+    order = np.lexsort(columns)
     alike = np.ones(max(rows.size - 1, 0), dtype=np.bool_)
-    for column in (ordered_ts, *columns):
-        alike &= np.diff(column[rows]) == 0
-    again = rows[1:][alike]
+    for column in columns:
+        alike &= np.diff(column[order]) == 0
+    again = rows[order][1:][alike]
     known = np.zeros(again.size, dtype=np.bool_)
     for column in ids:
-        known |= column[again] > 0
+        known |= column[places[again]] > 0
     if int(known.sum()) >= FEWEST_DOUBLED:
         first[again] = False
     return first
