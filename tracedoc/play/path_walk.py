@@ -283,7 +283,7 @@ class Walk:
         layout = self._program.layout
         event = first if first < closes else closes
         resource = _OF_GROUP.get(Group(int(layout.group[event])), "compute")
-        if layout.computes_of(slice(first, closes)).any():
+        if layout.computes[first:closes].any():
             resource = "compute"
         what = PARTS[int(layout.event_part[event])] if resource == "compute" else ""
         rank = self._rank(int(layout.rank_of_event(closes)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from tracedoc.ranks.bandwidth import SizeCurve
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import TO_HOST, Cause, Group, Indices, Lags, RankProgram, StepColumns, narrow
 from tracedoc.timeline.collective_table import NONE
+from tracedoc.trace.distinct import is_among
 
 Index = npt.NDArray[np.signedinteger[Any]]
 Mask = npt.NDArray[np.bool_]
@@ -102,7 +104,7 @@ class RankNotes(msgspec.Struct, frozen=True, eq=False):
     labels: tuple[str, ...]
 
 
-class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
+class Layout(StepColumns, frozen=True, eq=False, kw_only=True, dict=True):
     """What no change edits: how points, events and causes of all ranks hang together.
 
     Columns are those of :class:`RankProgram`, one rank after the other, with indices into the whole.
@@ -110,7 +112,8 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     ones end. At the points ``batch_point`` the host waited ``batch_ns`` for a batch of loader workers.
     ``spare_cores`` are those that the operators of no rank use (:meth:`tracedoc.run.job.Job.spare_cores`),
     ``core_waits`` are the least and most of what ranks on CPUs waited for cores that the job's own threads
-    had, as shares of what they could run (:func:`tracedoc.play.run_replay.core_waits`).
+    had, as shares of what they could run (:func:`tracedoc.play.run_replay.core_waits`). ``kept`` caches what
+    many changes ask of it; a copy has its own.
     """
 
     ranks: tuple[int, ...]
@@ -124,6 +127,11 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
     joins: CollectiveParts
     spare_cores: int | None = None
     core_waits: tuple[float, float] = (0.0, 0.0)
+
+    @cached_property
+    def kept(self) -> dict[Any, Any]:
+        """The results of functions that are called :func:`once`."""
+        return {}
 
     @property
     def points(self) -> int:
@@ -172,19 +180,15 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True):
         """Return a number for the stream and rank of each event."""
         return 256 * self.rank_of_event(event) + self.stream[event]
 
-    @property
+    @cached_property
     def computes(self) -> Mask:
-        """Which events are compute: no copies and no communication."""
-        return self.computes_of(slice(None))
+        """Which events are compute: no copies and no communication; not to be written to."""
+        return _IS_COMPUTE[self.group]
 
-    def computes_of(self, events: slice | Index) -> Mask:
-        """Events that are compute, of some or all; truth values."""
-        return _IS_COMPUTE[self.group[events]]
-
-    @property
+    @cached_property
     def to_host(self) -> Mask:
-        """Which causes delay the return of a call."""
-        return np.isin(self.cause_kind, TO_HOST)
+        """Which causes delay the return of a call; not to be written to."""
+        return is_among(self.cause_kind, TO_HOST)
 
     def returns(self, causes: Mask) -> Mask:
         """Which points return when some causes, all of them to the host, are over."""
@@ -328,7 +332,7 @@ class Gathering:
     def add(self, rank: int, program: RankProgram) -> None:
         """Add the program of one more rank."""
         point, event = self._points[-1], self._events[-1]
-        to_host = np.isin(program.cause_kind, TO_HOST)
+        to_host = is_among(program.cause_kind, TO_HOST)
         moved = {
             "rejoin_from": program.rejoin_from + point,
             "rejoin_to": program.rejoin_to + point,

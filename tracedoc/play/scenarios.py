@@ -15,7 +15,7 @@ from tracedoc.ranks.bandwidth import fit_line
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import UNKNOWN_SHARE, Cause
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import busbw_factor
 
 UNMEASURED_CONTENTION = {Scenario.FAST: 0.0, Scenario.LIKELY: 0.06, Scenario.SLOW: 0.15}
@@ -45,7 +45,7 @@ def as_scenario(program: RunProgram, scenario: Scenario) -> RunProgram:
     program = with_batches(_without_idle_hosts(program), scenario)
     contention = _contention(program, scenario)
     if scenario is Scenario.FAST:
-        sure = program.active & ~np.isin(program.layout.cause_kind, (Cause.USE, Cause.ANSWER))
+        sure = program.active & ~is_among(program.layout.cause_kind, (Cause.USE, Cause.ANSWER))
         return program.edited(scenario=scenario, contention=contention, active=sure)
     if scenario is Scenario.LIKELY:
         return program.edited(scenario=scenario, contention=contention)

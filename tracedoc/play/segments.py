@@ -20,7 +20,7 @@ from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.lags import NEVER
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 
 BLOCK = 50_000
 """Stretches are reduced for ranks with so many points and events together: what that takes is then small."""
@@ -163,7 +163,7 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
 
     edges = _Edges(meeting, part, joins.op, start_base, join_base)
     sections = edges.sections
-    inner = first_point[~np.isin(first_point, first_of_rank)]
+    inner = first_point[~is_among(first_point, first_of_rank)]
     chained = inner[layout.after_return[inner]]
     sections["after"] = chained
     edges.add("after", return_of(chained - 1), node(chained))
@@ -360,7 +360,7 @@ def _reduced(
     before = graph.stretch_from[mine] - mine.start
     opening = np.flatnonzero(before >= np.arange(before.size))
     opened, from_meeting = meeting[opening], meeting[before]
-    computes, gap = layout.computes_of(events), layout.gap[events]
+    computes, gap = layout.computes[events], layout.gap[events]
     launch = layout.point[events]
     event = np.flatnonzero(launch >= 0)
     launch = launch[event] - points.start
@@ -389,7 +389,7 @@ def _reduced(
         unlaunched = layout.joins.event[~program.launched]
         idle = unlaunched[(unlaunched >= events.start) & (unlaunched < events.stop)] - events.start
         if idle.size:
-            reached[np.isin(event, idle)] = NEVER
+            reached[is_among(event, idle)] = NEVER
         host = np.maximum.reduceat(reached, begins)
         deciding = np.flatnonzero(reached == host[run])
         latest = event[deciding[np.searchsorted(run[deciding], np.arange(host.size))]]
@@ -425,7 +425,7 @@ def weigh(
     if slower is not None:
         through = through + np.rint(slower.stretch * stretches.work).astype(np.int64)
         host = host + np.rint(slower.stretch[graph.run_closes] * stretches.host_work).astype(np.int64)
-        compute = layout.computes_of(graph.meeting)
+        compute = layout.computes[graph.meeting]
         length += np.where(compute, np.rint(slower.itself * length).astype(np.int64), 0)
     comm = np.flatnonzero(graph.part >= 0)
     length[comm] = joined[graph.part[comm]]

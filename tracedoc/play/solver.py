@@ -17,7 +17,6 @@ from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.play.segments import SyncGraph
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.lags import NEVER
-from tracedoc.trace.distinct import distinct
 
 try:
     from tracedoc.trace._scanner import longest
@@ -98,30 +97,23 @@ def make_plan(graph: SyncGraph) -> Plan:
 
 def _levels(nodes: int, src: Index, dst: Index) -> Index:
     """Return the length of the longest path to each node, in edges."""
-    level = np.zeros(nodes, dtype=np.intp)
-    waiting = np.bincount(dst, minlength=nodes)
     order = np.argsort(src, kind="stable")
-    targets = dst[order]
-    begin = np.searchsorted(src[order], np.arange(nodes + 1))
-    ready = np.flatnonzero(waiting == 0)
-    depth, seen = 0, 0
-    while ready.size:
-        level[ready] = depth
-        seen += ready.size
-        counts = begin[ready + 1] - begin[ready]
-        total = int(counts.sum())
-        if total == 0:
-            break
-        place = np.repeat(begin[ready] - np.concatenate(([0], np.cumsum(counts[:-1]))), counts)
-        reached = targets[place + np.arange(total)]
-        np.subtract.at(waiting, reached, 1)
-        ready = reached[waiting[reached] == 0]
-        if ready.size > 1:  # what several lead to
-            ready = distinct(ready)
-        depth += 1
-    if seen < nodes:
+    targets = dst[order].tolist()
+    begin = np.searchsorted(src[order], np.arange(nodes + 1)).tolist()
+    waiting = np.bincount(dst, minlength=nodes).tolist()
+    level = [0] * nodes
+    # Levels are many and narrow: arrays of each would take longer. Nodes are added while they are gone over.
+    ready = [node for node in range(nodes) if not waiting[node]]
+    for node in ready:
+        behind = level[node] + 1
+        for target in targets[begin[node] : begin[node + 1]]:
+            level[target] = max(level[target], behind)
+            waiting[target] -= 1
+            if not waiting[target]:
+                ready.append(target)
+    if len(ready) < nodes:
         raise Cyclic
-    return level
+    return np.array(level, dtype=np.intp)
 
 
 class Solution(msgspec.Struct, frozen=True, eq=False):

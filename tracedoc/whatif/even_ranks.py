@@ -16,7 +16,7 @@ from tracedoc.timeline.lags import SLOWEST_LAUNCH_NS
 from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.topics.pipeline.balance import slow_stages
 from tracedoc.topics.pipeline.stages import pipeline
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.whatif.changes.change import PASSES, Mask
 from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, POINT_TO_POINT, evened, usual_host
 from tracedoc.whatif.removal import Times
@@ -92,7 +92,7 @@ def _waits_for_missing(program: RunProgram, peers: Sequence[tuple[int, ...]]) ->
     waiting = distinct(rank[lone]).tolist()
     for places in peers:
         if not set(places) <= set(waiting):
-            mine = lone & np.isin(rank, places)
+            mine = lone & is_among(rank, places)
             found[mine] = program.transfer[mine]
     return found
 
@@ -203,7 +203,7 @@ def even_pauses(program: RunProgram, even_lag: Times) -> Times:
 def balanced_hosts(program: RunProgram, even: Even) -> Times:
     """Host times of ranks on CPUs that compute as long on their passes as the mean stage."""
     layout = program.layout
-    passes = np.isin(layout.part, PASSES)
+    passes = is_among(layout.part, PASSES)
     work = np.where(passes, even.lag - even_pauses(program, even.lag), 0)
     rank = layout.point_rank
     sums = np.bincount(rank, weights=work.astype(np.float64), minlength=len(layout.ranks))
@@ -276,12 +276,12 @@ def passes_of(program: RunProgram, place: int) -> tuple[Index, Index]:
     point = layout.point[events]
     of_join = layout.point[joins.event]
     sends = np.sort(of_join[own & passes])
-    events = events[layout.computes_of(events) & (point != NONE)]
+    events = events[layout.computes[events] & (point != NONE)]
     if not sends.size or sends[-1] == NONE:  # what was launched in the step before comes first
         return events[:0], events[:0]
     parts = layout.event_part[events]
     if parts.any():
-        events = events[np.isin(parts, PASSES)]
+        events = events[is_among(parts, PASSES)]
     else:
         after = own & ~passes & (of_join > sends[-1])
         reduced, others = np.sort(of_join[after & joins.gradients]), np.sort(of_join[after])

@@ -18,6 +18,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call, Cause, Doing, Group, narrow
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.communication.run import comm_split
+from tracedoc.trace.distinct import is_among
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets, reduce_once
 from tracedoc.whatif.changes.change import Edit, Mask, Value, of_scenario, where_possible
@@ -236,7 +237,7 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
         return None
     loads = layout.kind == Call.INPUT
     of_input = (layout.cause_kind == Cause.COPY) & _batch_copies(program)[layout.cause_from]
-    waits = layout.to_host & ~of_input & ~np.isin(layout.cause_from, layout.offload_event)
+    waits = layout.to_host & ~of_input & ~is_among(layout.cause_from, layout.offload_event)
     own = np.where(loads | layout.returns(of_input), 0, even.own)
     waited, allocates = synced(program, own), allocated(program, own)
     lag = even.lag.copy()
@@ -338,7 +339,7 @@ def _communication(run: RunView, program: RunProgram) -> Family[Removal] | None:
 def _answers(layout: Layout, parts: Mask) -> Mask:
     """Which causes let parts of collectives begin no sooner after others than unknown ranks let them."""
     return np.asarray(
-        (layout.cause_kind == Cause.ANSWER) & np.isin(layout.cause_to, layout.joins.event[parts])
+        (layout.cause_kind == Cause.ANSWER) & is_among(layout.cause_to, layout.joins.event[parts])
     )
 
 

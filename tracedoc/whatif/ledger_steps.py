@@ -15,6 +15,7 @@ from tracedoc.topics.step.long_steps import SLOWER, late_ms_of, long_steps, why_
 from tracedoc.topics.straggler.causes import IN_CODE, late_place
 from tracedoc.topics.straggler.late_ranks import stragglers
 from tracedoc.topics.straggler.run import rare_work
+from tracedoc.trace.distinct import is_among
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown
 
@@ -115,7 +116,7 @@ def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
         if isinstance(made, RunReplay):
             found.append(made)
     row = sorted([first.step, *(one.step for one in found)])
-    who = np.where(late.max(axis=0) > least, late.argmax(axis=0), NONE_LATE)[np.isin(captured.steps, row)]
+    who = np.where(late.max(axis=0) > least, late.argmax(axis=0), NONE_LATE)[is_among(captured.steps, row)]
     twice = (who[:-1] == who[1:]) & (who[1:] == who[0])
     if who.size > 2 and who[-1] == who[0] != NONE_LATE and not twice.any():
         gone = row[0] if row[-1] == first.step else row[-1]

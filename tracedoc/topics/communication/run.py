@@ -18,6 +18,7 @@ from tracedoc.timeline.collective_table import NONE
 from tracedoc.topics.host.rank import sync_idle_ms
 from tracedoc.topics.links.run import half_rate_bytes, usual_call_ns, usual_rates
 from tracedoc.topics.step.rank import NO_STEP
+from tracedoc.trace.distinct import is_among
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -375,7 +376,7 @@ def exposed_transfer(
 def rows_of_role(digest: RankDigest, step: StepDigest, *roles: Role) -> npt.NDArray[np.intp]:
     """The collectives of a step that are for some purposes, as rows of the rank's table."""
     inside = digest.collectives.in_window(step.start_ns, step.end_ns)
-    return np.flatnonzero(np.isin(digest.roles, roles) & inside)
+    return np.flatnonzero(is_among(digest.roles, roles) & inside)
 
 
 def rows_of_kind(digest: RankDigest, step: StepDigest, *ops: str) -> npt.NDArray[np.intp]:

@@ -15,6 +15,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.trace.devices import device_peak
+from tracedoc.trace.distinct import is_among
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value, needed
 
@@ -263,7 +264,7 @@ def _shared_card(run: RunView, digest: RankDigest) -> str:
     sends = {}
     for size in sorted(cards):
         kinds = [place for place, kind in enumerate(table.kinds) if kind.group_size == size]
-        rows = np.flatnonzero(np.isin(table.kind, kinds))
+        rows = np.flatnonzero(is_among(table.kind, kinds))
         names = ", ".join(dict.fromkeys(table.kinds[one].group_name or f"of {size} ranks" for one in kinds))
         sends[size] = (names, run.transfers(digest, rows))
     for one, other in combinations(sends, 2):

@@ -188,7 +188,7 @@ def _sends(run: RunView, ends: tuple[int, int], steps: Sequence[int]) -> int:
         (group.one_way and group.ranks == ends) or (group.exchange and set(group.ranks) == set(ends))
         for group in run.matching.groups
     ]
-    mine = np.array(ways or [False])[run.matching.group] & np.isin(run.matching.step, steps)
+    mine = np.array(ways or [False])[run.matching.group] & is_among(run.matching.step, steps)
     return round(float(mine.sum()) / len(steps))
 
 
@@ -271,7 +271,7 @@ def passes_of_step(run: RunView, plan: ArrivalReplay, place: int, step: int) -> 
     following = others[others > last]
     # Gradients are reduced beside the last backward pass, the last of them when it is done.
     reductions = np.flatnonzero(digest.gradients)
-    reduced = following[np.isin(item[following] - plan.offsets[place], reductions)]
+    reduced = following[is_among(item[following] - plan.offsets[place], reductions)]
     ends = reduced[-1:] if reduced.size else following[:1]
     end = int(ends[0]) + 1 if ends.size else position.size
     return position[:end]

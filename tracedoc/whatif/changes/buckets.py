@@ -13,7 +13,8 @@ from tracedoc.spans import Int64Array
 from tracedoc.step.program import Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.values import once
 from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import CALLS_STAY, without_collectives
 
@@ -41,13 +42,21 @@ def _reductions(program: RunProgram) -> Mask:
 
 def _queues(program: RunProgram) -> Iterator[Index]:
     """Yield the gradient reductions of each rank, stream, kind and backward pass, in their order."""
-    layout, joins = program.layout, program.layout.joins
-    parts = np.flatnonzero(_reductions(program))
+    for parts in _all_queues(program.layout):
+        launched = parts[program.launched[parts]]
+        if launched.size:
+            yield launched
+
+
+@once
+def _all_queues(layout: Layout) -> list[Index]:
+    """:func:`_queues`, of a program that launches all of them."""
+    joins = layout.joins
+    parts = np.flatnonzero(joins.gradients)
     key = layout.lane(joins.event[parts]) * 64 + np.minimum(backward_pass(layout, joins.event[parts]), 63)
     key = key * 64 + joins.kind[parts]
-    for one in distinct(key).tolist():
-        mine = parts[key == one]
-        yield mine[np.argsort(joins.event[mine], kind="stable")]
+    queues = [parts[key == one] for one in distinct(key).tolist()]
+    return [mine[np.argsort(joins.event[mine], kind="stable")] for mine in queues]
 
 
 def _filled(nbytes: Int64Array, largest: float) -> Index:
@@ -86,8 +95,7 @@ def merged_into_last(program: RunProgram, last: Index, latency: Int64Array) -> R
     removed = np.zeros(joins.event.size, dtype=bool)
     removed[gone] = True
     emptied = without_collectives(program.edited(transfer=transfer), removed)
-    backward = np.flatnonzero(program.layout.event_part == Phase.BACKWARD)
-    later = ~np.isin(program.layout.cause_to, backward)
+    later = ~is_among(program.layout.cause_to, _of_backward(program.layout))
     return carried(emptied.edited(lag=lag), program, gone, last, later)
 
 
@@ -191,9 +199,16 @@ def nearest(rising: Int64Array, values: npt.NDArray[np.float64]) -> Index:
     return np.where(values - rising[before] < rising[after] - values, before, after)
 
 
+@once
+def _of_backward(layout: Layout) -> Index:
+    """The events of backward passes."""
+    return np.flatnonzero(layout.event_part == int(Phase.BACKWARD))
+
+
+@once
 def _computed_backward(layout: Layout) -> tuple[Index, Index]:
     """The compute events of backward passes in the order in which they are launched, and their points."""
-    backward = np.isin(layout.event_part, BACKWARD)
+    backward = is_among(layout.event_part, BACKWARD)
     events = np.flatnonzero(layout.computes & backward & (layout.point != NONE))
     events = events[np.argsort(layout.point[events], kind="stable")]
     return events, layout.point[events]
@@ -230,14 +245,20 @@ def backward_pass(layout: Layout, events: Index) -> Index:
     """
     if not layout.part.size:
         return np.zeros(events.size, dtype=np.intp)
-    backward = np.isin(layout.part, BACKWARD)
+    number = _passes_begun(layout)
+    point = layout.point[events]
+    first = number[np.minimum(layout.point_base[layout.rank_of_event(events)], number.size - 1)]
+    return np.asarray(np.where(point >= 0, number[np.maximum(point, 0)] - first, 0), dtype=np.intp)
+
+
+@once
+def _passes_begun(layout: Layout) -> Index:
+    """How many backward passes have begun at each point, over all ranks."""
+    backward = is_among(layout.part, BACKWARD)
     forward = layout.part == Phase.FORWARD
     marked = np.flatnonzero(backward | forward)
     begins = np.zeros(layout.part.size, dtype=np.int64)
     if marked.size:
         opens = backward[marked] & np.concatenate(([True], forward[marked][:-1]))
         begins[marked[opens]] = 1
-    number = np.cumsum(begins)
-    point = layout.point[events]
-    first = number[np.minimum(layout.point_base[layout.rank_of_event(events)], number.size - 1)]
-    return np.asarray(np.where(point >= 0, number[np.maximum(point, 0)] - first, 0), dtype=np.intp)
+    return np.cumsum(begins)

@@ -8,7 +8,7 @@ from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.step.program import Doing, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.whatif.changes.change import (
     BACKWARD,
     PASSES,
@@ -113,7 +113,7 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
     within = np.arange(ties.size) - np.repeat(np.cumsum(many) - many, many)
     pair = order[first[ties] + within]
     launched = np.flatnonzero(layout.point[joins.event[calls]] >= 0)
-    dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
+    dropped = starts & is_among(np.where(starts, layout.cause_to, NONE), target)
     on_launch = program.launched.copy()
     on_launch[moved] = False
     edited = program.edited(active=program.active & ~dropped, launched=on_launch)
@@ -143,7 +143,7 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     layout, joins = program.layout, program.layout.joins
     events = joins.event[chosen]
     starts = ~layout.to_host
-    gone = starts & np.isin(np.where(starts, layout.cause_to, NONE), events)
+    gone = starts & is_among(np.where(starts, layout.cause_to, NONE), events)
     lag = program.lag.copy()
     points = layout.point[events]
     points = points[points >= 0]
@@ -160,7 +160,9 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
 def gathers_of(program: RunProgram, name: str) -> Mask:
     """Mask over parts: those that gather parameters in a pass."""
     part = program.layout.event_part[program.layout.joins.event]
-    return np.asarray(collectives_of(program, "parameters") & np.isin(part, OF_PASS[name]) & program.launched)
+    return np.asarray(
+        collectives_of(program, "parameters") & is_among(part, OF_PASS[name]) & program.launched
+    )
 
 
 def unit_gathers(program: RunProgram) -> Mask:
@@ -236,10 +238,10 @@ def no_offload(program: RunProgram) -> RunProgram:
         last = int(mine[np.argmax(layout.point[mine])])
         share = of_scenario(program.scenario, *UPDATE_SHARES)
         compute = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
-        compute = compute[layout.computes_of(compute) & (layout.point[compute] != NONE)]
+        compute = compute[layout.computes[compute] & (layout.point[compute] != NONE)]
         updates = layout.group[compute] == Group.OPTIMIZER
         updates |= layout.event_part[compute] == Phase.OPTIMIZER
-        updated = updates.any() and not np.isin(rank, updating_ranks)
+        updated = updates.any() and not is_among(rank, updating_ranks)
         dur[last] = 0 if updated else int(share * program.dur[mine].sum(dtype=np.int64))
         if layout.periodic and compute.size:
             update.append(last)

@@ -13,6 +13,7 @@ from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
+from tracedoc.trace.distinct import is_among
 from tracedoc.whatif.changes.change import (
     PASSES,
     Mask,
@@ -53,8 +54,8 @@ def synced(program: RunProgram, own: Times) -> Removal | None:
     """
     layout = program.layout
     batches = (layout.cause_kind == Cause.COPY) & (layout.group[layout.cause_from] == Group.COPY_IN)
-    waits = np.isin(layout.cause_kind, (Cause.SYNC, Cause.COPY)) & ~batches
-    waits &= ~np.isin(layout.cause_from, layout.offload_event)
+    waits = is_among(layout.cause_kind, (Cause.SYNC, Cause.COPY)) & ~batches
+    waits &= ~is_among(layout.cause_from, layout.offload_event)
     waits[waits] = layout.kind[layout.cause_to[waits]] != Call.ALLOCATION
     returns = layout.returns(waits)
     return Removal.of(own=np.where(returns, own, 0), dropped=waits, perhaps=after_waits(program, returns))
@@ -147,7 +148,7 @@ def pin_copies(program: RunProgram) -> RunProgram:
     blocking &= layout.group[layout.cause_from] == Group.COPY_IN
     if not blocking.any():
         raise NotApplicable("no copy to the device blocks the host")
-    copies = np.isin(np.arange(layout.events), layout.cause_from[blocking])
+    copies = is_among(np.arange(layout.events), layout.cause_from[blocking])
     factor = of_scenario(program.scenario, 0.0, 0.3, 0.5)
     return program.edited(
         active=program.active & ~blocking,
@@ -201,7 +202,7 @@ def _launching_passes(program: RunProgram) -> Mask:
     Calls of collectives stay, for hooks of the wrapper make them, and so do long gaps: the host is at
     something other than launching then.
     """
-    passes = np.asarray(np.isin(program.layout.part, PASSES) & (program.layout.kind != Call.COMM))
+    passes = np.asarray(is_among(program.layout.part, PASSES) & (program.layout.kind != Call.COMM))
     launches = program.lag[passes & (program.layout.kind == Call.LAUNCH)]
     if launches.size:
         passes &= program.lag <= away_after_ns(float(np.median(launches)))

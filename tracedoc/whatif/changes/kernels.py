@@ -9,6 +9,7 @@ from tracedoc.spans import Int64Array
 from tracedoc.step.kernel_times import SMALL_NS
 from tracedoc.step.program import Call, Doing, Group, Waste
 from tracedoc.timeline.phases import Phase
+from tracedoc.trace.distinct import is_among
 from tracedoc.whatif.changes.change import (
     PASSES,
     Mask,
@@ -71,7 +72,7 @@ def batch_work(program: RunProgram, unfilled_ns: float = 0.0) -> tuple[Int64Arra
     dur = np.where(works, program.dur, 0).astype(np.int64)
     lag = np.zeros(layout.points, dtype=np.int64)
     if layout.is_cpu:
-        lag = np.where(np.isin(layout.part, PASSES), program.lag, 0).astype(np.int64)
+        lag = np.where(is_among(layout.part, PASSES), program.lag, 0).astype(np.int64)
         for doing in (Doing.NOTHING, Doing.BETWEEN):
             points, ns = layout.at(doing)
             lag[points] -= np.minimum(ns, lag[points])
@@ -80,7 +81,7 @@ def batch_work(program: RunProgram, unfilled_ns: float = 0.0) -> tuple[Int64Arra
 
 def _of_passes(layout: Layout) -> Mask:
     """Which events belong to the two passes, but for what moves gradients into buckets, or back."""
-    return np.asarray(np.isin(layout.event_part, PASSES) & (layout.group != Group.BUCKETS))
+    return np.asarray(is_among(layout.event_part, PASSES) & (layout.group != Group.BUCKETS))
 
 
 @as_change(
@@ -106,7 +107,7 @@ def less_padding(program: RunProgram, share: float) -> RunProgram:
 )
 def faster_kernels(program: RunProgram, of: str, by: float) -> RunProgram:
     """Kernels of a group are this many times as fast."""
-    chosen = np.isin(program.layout.group, GROUPS[of]) & program.layout.computes
+    chosen = is_among(program.layout.group, GROUPS[of]) & program.layout.computes
     if not chosen.any():
         raise NotApplicable(f"the step has no kernel of the group {of}")
     return program.edited(dur=scaled(program.dur, chosen, 1.0 / by))
@@ -159,7 +160,7 @@ def repeated_small(program: RunProgram) -> Mask:
     Matrix products and attention, as small as they are, stay kernels of their own.
     """
     layout = program.layout
-    alone = np.isin(layout.group, (Group.MATRIX, Group.ATTENTION))
+    alone = is_among(layout.group, (Group.MATRIX, Group.ATTENTION))
     return _following(layout, layout.computes & ~alone & (program.dur < SMALL_NS))
 
 

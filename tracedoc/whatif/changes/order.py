@@ -8,7 +8,7 @@ from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
 from tracedoc.timeline.collective_table import NONE
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.whatif.changes.buckets import backward_pass, nearest
 from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import gathered_ahead, unit_gathers, without_collectives
@@ -22,9 +22,9 @@ def deferred_reductions(program: RunProgram) -> Mask:
     layout, joins = program.layout, program.layout.joins
     uses = np.flatnonzero(~layout.to_host & program.active & ~layout.cause_back)
     goal = layout.cause_to[uses]
-    within = layout.computes_of(goal) & np.isin(layout.event_part[goal], BACKWARD)
+    within = layout.computes[goal] & is_among(layout.event_part[goal], BACKWARD)
     return np.asarray(
-        joins.gradients & program.launched & ~np.isin(joins.event, layout.cause_from[uses[within]])
+        joins.gradients & program.launched & ~is_among(joins.event, layout.cause_from[uses[within]])
     )
 
 
@@ -46,7 +46,7 @@ def reduce_when_ready(program: RunProgram) -> RunProgram:
         mine = mine[number[mine] == number[mine].max()]
         mine = mine[np.argsort(layout.point[joins.event[mine]], kind="stable")]
         events = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
-        computed = events[layout.computes_of(events) & np.isin(layout.event_part[events], BACKWARD)]
+        computed = events[layout.computes[events] & is_among(layout.event_part[events], BACKWARD)]
         computed = computed[np.argsort(layout.point[computed], kind="stable")]
         if mine.size < 2 or not computed.size:
             continue
@@ -70,7 +70,7 @@ def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
     layout = program.layout
     target = layout.joins.event[moved]
     starts = ~layout.to_host
-    dropped = starts & np.isin(np.where(starts, layout.cause_to, NONE), target)
+    dropped = starts & is_among(np.where(starts, layout.cause_to, NONE), target)
     launched = program.launched.copy()
     launched[moved] = False
     return program.edited(active=program.active & ~dropped, launched=launched).tied(ready, target, CALL_NS)
@@ -94,7 +94,7 @@ def no_extra_messages(program: RunProgram) -> RunProgram:
     extra = joins.extra & program.launched
     if not extra.any():
         raise NotApplicable("the step has no barrier, nor a small message that training does not need")
-    waits = layout.to_host & np.isin(layout.cause_from, joins.event[extra])
+    waits = layout.to_host & is_among(layout.cause_from, joins.event[extra])
     own = program.own.copy()
     own[layout.cause_to[waits]] = 0
     edited = without_collectives(program, extra)

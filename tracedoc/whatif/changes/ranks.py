@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tracedoc.play.run_program import RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Codes, Lags, narrow
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.change import NotApplicable, Parameter, as_change, of_scenario
 
@@ -120,7 +120,7 @@ def usual_host(
     chosen = np.array(positions)
     for count in distinct(counts[chosen]).tolist():
         alike = compared[counts[compared] == count]
-        mine = np.isin(alike, chosen)
+        mine = is_among(alike, chosen)
         if alike.size > 1:
             for first in range(0, count, width := max(1, AT_ONCE // alike.size)):
                 at = base[alike][:, None] + np.arange(first, min(first + width, count))

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tracedoc.play.run_program import RunProgram
 from tracedoc.step.program import Call
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.whatif.changes.change import PASSES, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.kernels import UNFILLED_NS, batch_work, growing
 from tracedoc.whatif.changes.transfers import with_bytes
@@ -70,7 +70,7 @@ def _once_more(program: RunProgram) -> RunProgram:
     layout = program.layout
     dur, lag = program.dur.astype(np.int64), program.lag.astype(np.int64)
     passes = [passes_of(program, place)[0] for place in range(len(layout.ranks))]
-    in_passes = np.isin(layout.part, PASSES)
+    in_passes = is_among(layout.part, PASSES)
     of_host = batch_work(program)[1] if layout.is_cpu else np.where(in_passes, lag + program.own, 0)
     rank = layout.point_rank
     hosts = np.bincount(rank, weights=of_host, minlength=len(layout.ranks))

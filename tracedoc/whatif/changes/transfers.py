@@ -6,6 +6,7 @@ import numpy as np
 
 from tracedoc.play.run_program import RunProgram
 from tracedoc.timeline.phases import Phase
+from tracedoc.trace.distinct import is_among
 from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.whatif.changes.change import PASSES, Mask, NotApplicable, Parameter, as_change
 
@@ -35,7 +36,7 @@ def grow_with_batch(program: RunProgram) -> Mask:
     """
     layout, joins = program.layout, program.layout.joins
     part = layout.event_part[joins.event]
-    within = joins.named("all_reduce") & np.isin(part, PASSES) & ~joins.extra
+    within = joins.named("all_reduce") & is_among(part, PASSES) & ~joins.extra
     message = np.stack([joins.group, joins.nbytes])
     of_layers = message[:, within & (part == Phase.FORWARD) & (joins.group >= 0) & (joins.nbytes > 0)]
     split = (message[:, :, None] == np.unique(of_layers, axis=1)[:, None, :]).all(axis=0).any(axis=1)

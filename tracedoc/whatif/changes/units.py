@@ -12,7 +12,7 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.whatif.changes.buckets import carried, cut_reductions, merged_into_last, nearest
 from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import (
@@ -132,7 +132,7 @@ def _computed_after(program: RunProgram, event: int) -> Index:
     mine = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
     part = layout.event_part[event]
     parts = next((one for one in ((Phase.FORWARD,), BACKWARD) if part in one), ())
-    chosen = layout.computes_of(mine) & np.isin(layout.event_part[mine], parts)
+    chosen = layout.computes[mine] & is_among(layout.event_part[mine], parts)
     chosen &= layout.point[mine] > layout.point[event]
     return np.asarray(mine[chosen][np.argsort(layout.point[mine[chosen]], kind="stable")], dtype=np.intp)
 
@@ -150,7 +150,7 @@ class Queue:
     def __init__(self, parts: Index, group: Index) -> None:
         self.parts = parts
         self.first = np.flatnonzero(np.append(True, group[1:] != group[:-1]))
-        self.group = np.cumsum(np.isin(np.arange(parts.size), self.first)) - 1
+        self.group = np.cumsum(is_among(np.arange(parts.size), self.first)) - 1
 
 
 @as_change(assuming="there is memory for two gathered blocks")
@@ -216,9 +216,9 @@ def _gathered_together(
     if moved:
         changed = started_as(changed, *(np.concatenate(one) for one in zip(*moved, strict=True)))
     emptied = without_collectives(changed, removed)
-    used = np.isin(layout.cause_from, joins.event[gone]) & ~layout.to_host
+    used = is_among(layout.cause_from, joins.event[gone]) & ~layout.to_host
     emptied = emptied.edited(active=emptied.active & ~used)
-    return carried(emptied, program, gone, carrier, ~np.isin(layout.cause_to, joins.event))
+    return carried(emptied, program, gone, carrier, ~is_among(layout.cause_to, joins.event))
 
 
 def _as_far_ahead(program: RunProgram, queue: Queue) -> tuple[Index, Index, Index]:
@@ -251,7 +251,7 @@ def _distances(program: RunProgram, parts: Index) -> tuple[int, int]:
     place = np.full(program.dur.size, NONE, dtype=np.intp)
     place[events] = np.arange(parts.size)
     inner = np.flatnonzero(~layout.to_host & program.active & ~layout.cause_back)
-    inner = inner[~np.isin(layout.cause_to[inner], joins.event) | (place[layout.cause_to[inner]] >= 0)]
+    inner = inner[~is_among(layout.cause_to[inner], joins.event) | (place[layout.cause_to[inner]] >= 0)]
     uses = inner[(place[layout.cause_from[inner]] >= 0) & (place[layout.cause_to[inner]] < 0)]
     never = np.iinfo(np.int64).max
     used = np.full(parts.size, never)
@@ -264,12 +264,12 @@ def _distances(program: RunProgram, parts: Index) -> tuple[int, int]:
     called[point[events] == NONE] = 0
     rank = int(layout.rank_of_event(int(events[0])))
     mine = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
-    launched = np.sort(point[mine[layout.computes_of(mine)]])
+    launched = np.sort(point[mine[layout.computes[mine]]])
     last = launched[np.maximum(np.searchsorted(launched, used[1:]) - 1, 0)] if launched.size else used[1:]
-    held = inner[(place[layout.cause_to[inner]] >= 0) & layout.computes_of(layout.cause_from[inner])]
-    beside = ~np.isin(layout.lane(layout.cause_from[held]), layout.lane(layout.cause_to[uses]))
+    held = inner[(place[layout.cause_to[inner]] >= 0) & layout.computes[layout.cause_from[inner]]]
+    beside = ~is_among(layout.lane(layout.cause_from[held]), layout.lane(layout.cause_to[uses]))
     place[layout.cause_from[held[beside]]] = place[layout.cause_to[held[beside]]]
-    before = inner[(place[layout.cause_to[inner]] >= 0) & layout.computes_of(layout.cause_from[inner])]
+    before = inner[(place[layout.cause_to[inner]] >= 0) & layout.computes[layout.cause_from[inner]]]
     held = before[place[layout.cause_from[before]] < 0]
     since = np.full(parts.size, NONE, dtype=np.int64)
     np.maximum.at(since, place[layout.cause_to[held]], point[layout.cause_from[held]].astype(np.int64))
