@@ -8,7 +8,7 @@ import pytest
 
 import tracedoc
 from tracedoc.testing import TraceBuilder
-from tracedoc.timeline.operators.work import Work, work_of
+from tracedoc.timeline.operator_work import Work, work_of
 from tracedoc.trace.columns import Shapes, Trace
 from tracedoc.trace.part import _SHAPED_OPS
 

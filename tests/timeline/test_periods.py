@@ -12,7 +12,7 @@ import pytest
 from tracedoc import load
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import build_timeline
-from tracedoc.timeline.repetition import period_marks, whole_periods
+from tracedoc.timeline.steps import period_marks, whole_periods
 
 EMBED, LAYER, NORM, LOSS, BACK, ADAM = range(6)
 STEP = [EMBED, *[LAYER, NORM] * 12, LOSS, *[BACK, NORM] * 12, ADAM, ADAM]

@@ -12,7 +12,8 @@ from tracedoc.errors import InputError
 from tracedoc.pipeline import diagnose
 from tracedoc.testing import TraceBuilder
 from tracedoc.timeline.build import RankTimeline, build_timeline
-from tracedoc.timeline.steps import BEFORE, find_host_steps
+from tracedoc.timeline.steps import find_host_steps
+from tracedoc.timeline.windows import BEFORE
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.kineto import read_trace
 

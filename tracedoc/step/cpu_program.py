@@ -25,7 +25,7 @@ from tracedoc.timeline.lags import (
 )
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.timeline.phases import Phase
-from tracedoc.timeline.steps import Window
+from tracedoc.timeline.windows import Window
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct
 

@@ -14,7 +14,7 @@ from tracedoc.step.device import Floats, device_rates
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
-from tracedoc.timeline.operators.calls import Call, Tensor, call_of
+from tracedoc.timeline.operator_calls import Call, Tensor, call_of
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import is_among

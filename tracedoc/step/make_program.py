@@ -20,7 +20,7 @@ from tracedoc.step.waste import with_waste
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.launches import NO_ROW, Rows
-from tracedoc.timeline.steps import Window
+from tracedoc.timeline.windows import Window
 from tracedoc.trace.distinct import difference, distinct, is_among
 
 TO_HOST_CODES = np.array(TO_HOST, dtype=np.uint8)

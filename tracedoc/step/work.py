@@ -12,7 +12,7 @@ import numpy.typing as npt
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
-from tracedoc.timeline.steps import Window
+from tracedoc.timeline.windows import Window
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.frameworks import is_optimizer_label
 from tracedoc.trace.kernels import KernelCategory, matrix_format

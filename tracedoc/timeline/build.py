@@ -39,22 +39,26 @@ from tracedoc.timeline.idle import (
     launches_graphs,
 )
 from tracedoc.timeline.kernel_work import KernelWork, kernel_work
-from tracedoc.timeline.known import known_part, known_windows
 from tracedoc.timeline.launches import Launches, link_launches
 from tracedoc.timeline.phases import PhaseBudget, Phases, cpu_phase_budgets, find_phases, gpu_phase_budgets
-from tracedoc.timeline.repetition import repeated_operators, repeated_steps
 from tracedoc.timeline.shards.times import UnitTable, unit_table
 from tracedoc.timeline.steps import (
     HostStep,
     HostSteps,
-    Window,
-    assign_steps,
     find_host_steps,
-    gpu_windows,
     holds_iteration,
-    host_windows,
+    repeated_operators,
+    repeated_steps,
 )
 from tracedoc.timeline.syncs import Syncs, launching_threads
+from tracedoc.timeline.windows import (
+    Window,
+    assign_steps,
+    gpu_windows,
+    host_windows,
+    known_part,
+    known_windows,
+)
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct

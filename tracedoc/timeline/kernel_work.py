@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from tracedoc.timeline.activity import COMPUTE, GpuEvents
 from tracedoc.timeline.launches import NO_ROW, Rows, enclosing_rows
-from tracedoc.timeline.operators.work import Work, formula_of, work_of
+from tracedoc.timeline.operator_work import Work, formula_of, work_of
 from tracedoc.trace.columns import Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.kernels import MATRIX, matrix_format

@@ -18,7 +18,8 @@ from tracedoc.timeline.activity import COMMUNICATION, COMPUTE, COPY, Activity, G
 from tracedoc.timeline.collectives import gloo_calls
 from tracedoc.timeline.lags import ROUNDED_NS
 from tracedoc.timeline.launches import Rows
-from tracedoc.timeline.steps import HostSteps, Window, fill_unlinked, outermost_rows
+from tracedoc.timeline.steps import HostSteps, outermost_rows
+from tracedoc.timeline.windows import Window, fill_unlinked
 from tracedoc.trace import frameworks, vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import difference, distinct, is_among

@@ -1,8 +1,4 @@
-"""Find the training steps of one rank, and which step each GPU event belongs to.
-
-The host may run far ahead of the GPU, so a GPU event belongs to the step whose host range launched it, and
-a step begins on the GPU with the first kernel that it launched on the compute stream.
-"""
+"""Find the training steps of one rank on its host: by what marks them, or one repetition each."""
 
 from __future__ import annotations
 
@@ -14,15 +10,11 @@ import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracedoc.errors import InputError, TraceLimit
-from tracedoc.timeline.activity import GpuEvents
-from tracedoc.timeline.launches import Rows, launched_before
+from tracedoc.timeline.launches import NO_ROW, Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct
-from tracedoc.units import format_ms, format_percent
-
-BEFORE = -1
-"""Stands for "before capture": launched before the first host step, or before anything that is linked."""
+from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.units import format_ms
 
 UNFINISHED_NS = 1_000_000
 """The profiler closes what is still open when it stops: a range that ends this close to the last
@@ -36,9 +28,6 @@ ALIKE_PASSES = 1.5
 
 GOES_ON = 0.5
 """What launches so much of what a step did is another one, and no end of a script."""
-
-LINKED_SHARE = 0.10
-"""With fewer linked kernels than this, host time has to decide about steps."""
 
 
 class HostStep(msgspec.Struct, frozen=True):
@@ -60,18 +49,6 @@ class HostSteps(msgspec.Struct, frozen=True):
     steps: tuple[HostStep, ...]
     source: str
     limits: tuple[TraceLimit, ...] = ()
-
-
-class Window(msgspec.Struct, frozen=True):
-    """The time of one step on the GPU (or on the CPU, in a CPU trace), ``[start_ns, end_ns)``.
-
-    ``complete``: the boundary of the next step was captured, so the window is the whole step.
-    """
-
-    index: int
-    start_ns: int
-    end_ns: int
-    complete: bool
 
 
 def find_host_steps(trace: Trace) -> HostSteps:
@@ -135,94 +112,6 @@ def _refuse_several_ranks(trace: Trace, names: _NamedRows) -> None:
             )
 
 
-def assign_steps(
-    trace: Trace, events: GpuEvents, host: HostSteps
-) -> tuple[npt.NDArray[np.int64], tuple[TraceLimit, ...]]:
-    """Return for each GPU event the position of its step in ``host.steps``; and the limits met.
-
-    ``BEFORE`` marks events before the first step; ``len(host.steps)`` those launched after the last one.
-    An unlinked event takes the step of the next linked event on its stream, with none after it that of
-    the previous one; unlinked events before the first linked one are ``BEFORE``. Where kernels have no launch
-    though they were launched in the capture, all events take the step in which they began.
-    """
-    kernels = events.kernels & ~launched_before(trace, events.rows)
-    share = float(events.linked[kernels].mean()) if kernels.any() else 1.0
-    if host.steps and share < LINKED_SHARE:
-        return _place(events.start_ns, host), (
-            TraceLimit(
-                "steps-by-host-clock",
-                trace.info.source,
-                f"{format_percent(share)} of the kernels are linked to a launch",
-                "steps are cut by the host's clock; they are wrong where the GPU runs behind the host",
-            ),
-        )
-    return fill_unlinked(events, _place(events.launch_ns, host)), ()
-
-
-def fill_unlinked(events: GpuEvents, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return a value for each GPU event, with those of unlinked events taken from their stream.
-
-    An unlinked event takes the value of the next linked event, with none after it that of the previous
-    one; before the first linked event it is ``BEFORE``.
-    """
-    linked = events.linked
-    if not linked.all():
-        lanes = events.device.astype(np.int64) << 32 | (events.stream & 0xFFFFFFFF)
-        for lane in distinct(lanes[~linked]):
-            mine = np.flatnonzero(lanes == lane)
-            values[mine] = _fill_lane(values[mine], linked[mine])
-    return values
-
-
-def _fill_lane(step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
-    known = np.flatnonzero(linked)
-    if known.size == 0:
-        return np.full(step.size, BEFORE, dtype=np.int64)
-    following = np.searchsorted(known, np.arange(step.size))
-    filled = step[known[np.minimum(following, known.size - 1)]].astype(np.int64)
-    filled[: known[0]] = BEFORE
-    return filled
-
-
-def follows(host: HostSteps, position: int) -> bool:
-    """True where the next step of the trace is the next of the job: not between captures in one file.
-
-    Numbers may leave some out, as those of steps that are counted in micro-batches.
-    """
-    here, *others = host.steps[position : position + 2]
-    room = here.end_ns - here.start_ns
-    return any(one.index == here.index + 1 or one.start_ns - here.end_ns <= room for one in others)
-
-
-def gpu_windows(
-    own: GpuEvents, step: npt.NDArray[np.int64], boundary: npt.NDArray[np.bool_], host: HostSteps
-) -> tuple[Window, ...]:
-    """Return the windows of the steps on one device.
-
-    ``own`` are the GPU events of the device with their ``step``; ``boundary`` marks the kernels on the
-    compute stream, which alone can begin a step. A step without such a kernel has no window, and the step
-    before it is not complete.
-    """
-    candidates = np.flatnonzero(boundary & (step >= 0) & (step < len(host.steps)))
-    positions, first = np.unique(step[candidates], return_index=True)
-    begins = {int(p): int(own.start_ns[candidates[f]]) for p, f in zip(positions, first, strict=True)}
-    windows: list[Window] = []
-    for position in sorted(begins):
-        host_step = host.steps[position]
-        start = begins[position]
-        following = begins.get(position + 1) if follows(host, position) else None
-        if windows and start <= windows[-1].start_ns:
-            continue
-        if following is not None and following > start and host_step.finished:
-            windows.append(Window(host_step.index, start, following, True))
-            continue
-        end = int(own.end_ns[step == position].max(initial=start))
-        if following is not None and following > start:
-            end = min(end, following)
-        windows.append(Window(host_step.index, start, max(end, start), False))
-    return tuple(windows)
-
-
 def holds_iteration(trace: Trace, step: HostStep) -> bool:
     """True where an optimizer runs in a step after its backward pass: so the step reached its end.
 
@@ -232,15 +121,6 @@ def holds_iteration(trace: Trace, step: HostStep) -> bool:
     optimizer, backward = trace.ts_ns[names.optimizer], trace.ts_ns[names.backward]
     inside = backward[(backward >= step.start_ns) & (backward < step.end_ns)]
     return inside.size > 0 and bool(((optimizer > inside.max()) & (optimizer < step.end_ns)).any())
-
-
-def host_windows(host: HostSteps) -> tuple[Window, ...]:
-    """Return the windows of a CPU trace: from one host step's start to the next one's."""
-    windows: list[Window] = []
-    for position, step in enumerate(host.steps):
-        end = host.steps[position + 1].start_ns if follows(host, position) else step.end_ns
-        windows.append(Window(step.index, step.start_ns, max(end, step.start_ns), step.finished))
-    return tuple(windows)
 
 
 class _NamedRows(msgspec.Struct, frozen=True, eq=False):
@@ -359,14 +239,127 @@ def steps_between(boundaries: npt.NDArray[np.int64], last_ns: int) -> tuple[Host
     return tuple(steps)
 
 
-def _place(times: npt.NDArray[np.int64], host: HostSteps) -> npt.NDArray[np.int64]:
-    """The position of the step at each time; behind a step that no next one follows it is none."""
-    if not host.steps:
-        return np.full(times.size, BEFORE, dtype=np.int64)
-    starts = np.array([step.start_ns for step in host.steps], dtype=np.int64)
-    position = np.searchsorted(starts, times, side="right") - 1
-    for place in range(starts.size):
-        if not follows(host, place):
-            behind = (position == place) & (times >= host.steps[place].end_ns)
-            position[behind] = starts.size if place == starts.size - 1 else BEFORE
-    return np.asarray(position, dtype=np.int64)
+FEWEST_MARKS = 3
+"""Two whole periods: with less, nothing has repeated."""
+
+UNEVEN = 0.10
+"""Parts may differ by this share of their kernels: shapes choose kernels, and some run every few steps."""
+
+OVERHANG = 1.25
+"""What stands before the first mark and after the last may be this many periods long."""
+
+FEWEST_KERNELS = 8
+"""A period with fewer kernels than this is a loop inside a step."""
+
+
+def repeated_steps(trace: Trace, launches: Launches, kernels: Rows) -> HostSteps | None:
+    """Return steps that are one repetition each, or ``None`` if the kernels do not repeat.
+
+    ``kernels`` are the rows of the compute stream's kernels in order of start. A step begins where the
+    host launched its first kernel; where launches are not linked, where that kernel starts.
+    """
+    marks = _marks(trace, kernels)
+    if marks is None:
+        return None
+    begins = kernels[marks]
+    launched = launches.launch_rows[np.searchsorted(launches.gpu_rows, begins)]
+    if launches.linked.any():
+        # What was launched before the capture has no launch in it, and belongs to no step.
+        known = np.flatnonzero(launched != NO_ROW)
+        if known.size < FEWEST_MARKS - 1 or (np.diff(known) > 1).any() or known[-1] < marks.size - 1:
+            return None
+        begins = launched[known]
+    return _repetitions(trace, begins, f"the kernels repeat {len(marks)} times")
+
+
+def repeated_operators(trace: Trace, threads: npt.NDArray[np.int32]) -> HostSteps | None:
+    """Steps of a CPU run that are one repetition each of the operators on one of ``threads``, or ``None``.
+
+    That thread is the one with most operators.
+    """
+    rows = np.flatnonzero((trace.kind == int(Kind.CPU_OP)) & is_among(trace.thread, threads))
+    if rows.size == 0:
+        return None
+    numbers, counts = np.unique(trace.thread[rows], return_counts=True)
+    rows = rows[trace.thread[rows] == numbers[counts.argmax()]]
+    marks = _marks(trace, rows)
+    if marks is None:
+        return None
+    return _repetitions(trace, rows[marks], f"the operators repeat {len(marks)} times")
+
+
+def _repetitions(trace: Trace, begins: Rows, what: str) -> HostSteps:
+    """The steps that begin with the host rows ``begins``; the last one is cut by the end of the capture."""
+    steps = steps_between(trace.ts_ns[begins], int(trace.end_ns.max()))
+    limit = TraceLimit(
+        "steps-inferred",
+        trace.info.source,
+        f"nothing marks the steps; {what}",
+        "one repetition is taken as a step; it need not begin where the training loop does",
+    )
+    return HostSteps(steps, "inferred", (limit,))
+
+
+def _marks(trace: Trace, rows: Rows) -> np.ndarray | None:
+    """The places among ``rows`` at which a repetition begins, ``None`` if nothing repeats.
+
+    Without a backward pass the layers of one forward pass repeat as well, between what stands before and
+    behind them: only a capture that is nothing but whole repetitions is cut.
+    """
+    trains = bool(trace.named(vocabulary.is_backward_node)[trace.name].any())
+    return period_marks(trace.name[rows]) if trains else whole_periods(trace.name[rows])
+
+
+def whole_periods(names: np.ndarray) -> np.ndarray | None:
+    """The positions at which the shortest sequence begins that ``names`` repeats from end to end.
+
+    ``None`` where nothing does, or only few short ones, which may be parts of one step.
+    """
+    for period in range(1, names.size // FEWEST_MARKS + 1):
+        if names.size % period == 0 and bool((names[period:] == names[:-period]).all()):
+            enough = max(period, names.size // period) >= FEWEST_KERNELS
+            return np.arange(0, names.size, period) if enough else None
+    return None
+
+
+def period_marks(names: np.ndarray) -> np.ndarray | None:
+    """Return the positions at which a new period begins in ``names``, or ``None`` if nothing repeats.
+
+    ``names`` are the name numbers (int, shape ``[n]``) of one stream's kernels in order of start. The longest
+    period wins: a step, not the micro-batches or layers in it. The first mark may stand inside the first
+    period.
+    """
+    if names.size < FEWEST_MARKS * FEWEST_KERNELS:
+        return None
+    kinds, numbers, counts = np.unique(names, return_inverse=True, return_counts=True)
+    for count in distinct(counts[counts >= FEWEST_MARKS]).tolist():
+        if count * FEWEST_KERNELS > names.size:
+            return None
+        found = [
+            (unevenness, int(marks[0]), marks)
+            for kind in np.flatnonzero(counts == count).tolist()
+            if (unevenness := _unevenness(marks := np.flatnonzero(numbers == kind), names.size)) <= UNEVEN
+            and _alike(numbers, kinds.size, marks)
+        ]
+        if found:
+            return min(found, key=lambda one: one[:2])[2]
+    return None
+
+
+def _unevenness(marks: np.ndarray, size: int) -> float:
+    """Spread of the parts' lengths over their median; infinite if they do not span the capture."""
+    lengths = np.diff(marks)
+    period = float(np.median(lengths))
+    if marks[0] > OVERHANG * period or size - marks[-1] > OVERHANG * period:
+        return np.inf
+    return float(lengths.max() - lengths.min()) / period
+
+
+def _alike(numbers: np.ndarray, kinds: int, marks: np.ndarray) -> bool:
+    """True where every part between marks holds the same kernels."""
+    parts = marks.size - 1
+    inside = slice(int(marks[0]), int(marks[-1]))
+    part = np.searchsorted(marks, np.arange(inside.start, inside.stop), side="right") - 1
+    held = np.bincount(part * kinds + numbers[inside], minlength=parts * kinds).reshape(parts, kinds)
+    usual = np.median(held, axis=0)
+    return bool((np.abs(held - usual).sum(axis=1) <= UNEVEN * usual.sum()).all())

@@ -12,7 +12,7 @@ from tracedoc.step.device import half_tflops
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.kernel_work import KernelWork
 from tracedoc.timeline.launches import NO_ROW
-from tracedoc.timeline.operators.calls import extents_of
+from tracedoc.timeline.operator_calls import extents_of
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.kernels import MATRIX
 from tracedoc.units import format_percent

@@ -15,7 +15,8 @@ from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.script_code import OF_A_FRAMEWORK, place_of_row
 from tracedoc.timeline.stalls import idle_of
-from tracedoc.timeline.steps import HostStep, Window
+from tracedoc.timeline.steps import HostStep
+from tracedoc.timeline.windows import Window
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.vocabulary import RuntimeRole, optimizer_step_class

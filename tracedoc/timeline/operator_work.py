@@ -8,7 +8,7 @@ from math import prod
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.timeline.operators.calls import Call, Tensor, call_of
+from tracedoc.timeline.operator_calls import Call, Tensor, call_of
 from tracedoc.trace.columns import Shapes
 
 EIGHT_BIT_RESULT = 2

@@ -1,22 +1,165 @@
-"""What of a rank's capture is known: until when, and which of its steps."""
+"""The time of each step on the device, and what of it is known: until when, and which windows are whole.
+
+The host may run far ahead of the GPU, so a GPU event belongs to the step whose host range launched it, and
+a step begins on the GPU with the first kernel that it launched on the compute stream.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracedoc.errors import TraceLimit
-from tracedoc.timeline.activity import gloo_rows
-from tracedoc.timeline.launches import Called, Launches, Rows, kernel_launches, link_launches, lost_calls
-from tracedoc.timeline.steps import HostSteps, Window
+from tracedoc.timeline.activity import GpuEvents, gloo_rows
+from tracedoc.timeline.launches import (
+    Called,
+    Launches,
+    Rows,
+    kernel_launches,
+    launched_before,
+    link_launches,
+    lost_calls,
+)
+from tracedoc.timeline.steps import HostSteps
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.horizon import LOST_SHARE, kernels_end, went_back
 from tracedoc.units import format_ms, format_percent
+
+BEFORE = -1
+"""Stands for "before capture": launched before the first host step, or before anything that is linked."""
+
+
+LINKED_SHARE = 0.10
+"""With fewer linked kernels than this, host time has to decide about steps."""
+
+
+class Window(msgspec.Struct, frozen=True):
+    """The time of one step on the GPU (or on the CPU, in a CPU trace), ``[start_ns, end_ns)``.
+
+    ``complete``: the boundary of the next step was captured, so the window is the whole step.
+    """
+
+    index: int
+    start_ns: int
+    end_ns: int
+    complete: bool
+
+
+def assign_steps(
+    trace: Trace, events: GpuEvents, host: HostSteps
+) -> tuple[npt.NDArray[np.int64], tuple[TraceLimit, ...]]:
+    """Return for each GPU event the position of its step in ``host.steps``; and the limits met.
+
+    ``BEFORE`` marks events before the first step; ``len(host.steps)`` those launched after the last one.
+    An unlinked event takes the step of the next linked event on its stream, with none after it that of
+    the previous one; unlinked events before the first linked one are ``BEFORE``. Where kernels have no launch
+    though they were launched in the capture, all events take the step in which they began.
+    """
+    kernels = events.kernels & ~launched_before(trace, events.rows)
+    share = float(events.linked[kernels].mean()) if kernels.any() else 1.0
+    if host.steps and share < LINKED_SHARE:
+        return _place(events.start_ns, host), (
+            TraceLimit(
+                "steps-by-host-clock",
+                trace.info.source,
+                f"{format_percent(share)} of the kernels are linked to a launch",
+                "steps are cut by the host's clock; they are wrong where the GPU runs behind the host",
+            ),
+        )
+    return fill_unlinked(events, _place(events.launch_ns, host)), ()
+
+
+def fill_unlinked(events: GpuEvents, values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return a value for each GPU event, with those of unlinked events taken from their stream.
+
+    An unlinked event takes the value of the next linked event, with none after it that of the previous
+    one; before the first linked event it is ``BEFORE``.
+    """
+    linked = events.linked
+    if not linked.all():
+        lanes = events.device.astype(np.int64) << 32 | (events.stream & 0xFFFFFFFF)
+        for lane in distinct(lanes[~linked]):
+            mine = np.flatnonzero(lanes == lane)
+            values[mine] = _fill_lane(values[mine], linked[mine])
+    return values
+
+
+def _fill_lane(step: npt.NDArray[np.int64], linked: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    known = np.flatnonzero(linked)
+    if known.size == 0:
+        return np.full(step.size, BEFORE, dtype=np.int64)
+    following = np.searchsorted(known, np.arange(step.size))
+    filled = step[known[np.minimum(following, known.size - 1)]].astype(np.int64)
+    filled[: known[0]] = BEFORE
+    return filled
+
+
+def gpu_windows(
+    own: GpuEvents, step: npt.NDArray[np.int64], boundary: npt.NDArray[np.bool_], host: HostSteps
+) -> tuple[Window, ...]:
+    """Return the windows of the steps on one device.
+
+    ``own`` are the GPU events of the device with their ``step``; ``boundary`` marks the kernels on the
+    compute stream, which alone can begin a step. A step without such a kernel has no window, and the step
+    before it is not complete.
+    """
+    candidates = np.flatnonzero(boundary & (step >= 0) & (step < len(host.steps)))
+    positions, first = np.unique(step[candidates], return_index=True)
+    begins = {int(p): int(own.start_ns[candidates[f]]) for p, f in zip(positions, first, strict=True)}
+    windows: list[Window] = []
+    for position in sorted(begins):
+        host_step = host.steps[position]
+        start = begins[position]
+        following = begins.get(position + 1) if follows(host, position) else None
+        if windows and start <= windows[-1].start_ns:
+            continue
+        if following is not None and following > start and host_step.finished:
+            windows.append(Window(host_step.index, start, following, True))
+            continue
+        end = int(own.end_ns[step == position].max(initial=start))
+        if following is not None and following > start:
+            end = min(end, following)
+        windows.append(Window(host_step.index, start, max(end, start), False))
+    return tuple(windows)
+
+
+def host_windows(host: HostSteps) -> tuple[Window, ...]:
+    """Return the windows of a CPU trace: from one host step's start to the next one's."""
+    windows: list[Window] = []
+    for position, step in enumerate(host.steps):
+        end = host.steps[position + 1].start_ns if follows(host, position) else step.end_ns
+        windows.append(Window(step.index, step.start_ns, max(end, step.start_ns), step.finished))
+    return tuple(windows)
+
+
+def follows(host: HostSteps, position: int) -> bool:
+    """True where the next step of the trace is the next of the job: not between captures in one file.
+
+    Numbers may leave some out, as those of steps that are counted in micro-batches.
+    """
+    here, *others = host.steps[position : position + 2]
+    room = here.end_ns - here.start_ns
+    return any(one.index == here.index + 1 or one.start_ns - here.end_ns <= room for one in others)
+
+
+def _place(times: npt.NDArray[np.int64], host: HostSteps) -> npt.NDArray[np.int64]:
+    """The position of the step at each time; behind a step that no next one follows it is none."""
+    if not host.steps:
+        return np.full(times.size, BEFORE, dtype=np.int64)
+    starts = np.array([step.start_ns for step in host.steps], dtype=np.int64)
+    position = np.searchsorted(starts, times, side="right") - 1
+    for place in range(starts.size):
+        if not follows(host, place):
+            behind = (position == place) & (times >= host.steps[place].end_ns)
+            position[behind] = starts.size if place == starts.size - 1 else BEFORE
+    return np.asarray(position, dtype=np.int64)
 
 
 def known_part(trace: Trace, launches: Launches) -> tuple[Trace, Launches, Called, tuple[TraceLimit, ...]]:
