@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.cli.plan.amounts import parse_count, parse_size
+from tracedoc.cli.plan.sources import parse_count, parse_size
 from tracedoc.errors import InputError
 from tracedoc.planner.hardware import (
     find_gpu,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.cli.plan.amounts import parse_count, parse_size
-from tracedoc.cli.plan.sources import Scripted, scripted
+from tracedoc.cli.plan.sources import Scripted, parse_count, parse_size, scripted
 from tracedoc.cli.reading import names_in
 from tracedoc.errors import InputError, did_you_mean
 from tracedoc.planner.families import read_model_config

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from tracedoc.cli import main
-from tracedoc.config import Config, find_config
+from tracedoc.cli.diagnose import Config, find_config
 from tracedoc.errors import InputError
 
 
