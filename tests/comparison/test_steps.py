@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import permutations
-from math import comb
+from math import comb, exp, log1p
 
 import pytest
 from msgspec.structs import replace
@@ -100,11 +100,45 @@ def test_wild_steps_are_inconclusive_and_say_how_many_would_do() -> None:
     assert more.steps_needed is not None
 
 
-@pytest.mark.parametrize("counts", [(1, 9), (2, 2), (3, 3)])
-def test_few_steps_decide_nothing(counts: tuple[int, int]) -> None:
-    found = verdict_on(step_change(lasting(*[100.0] * counts[0]), lasting(*[50.0] * counts[1])))
+@pytest.mark.parametrize("head", [(50.0,) * 9, (100.0,)])
+def test_one_step_decides_nothing(head: tuple[float, ...]) -> None:
+    found = verdict_on(step_change(lasting(100.0), lasting(*head)))
     assert found.word == "inconclusive"
     assert "cannot be told from noise" in found.why
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "expected"),
+    [
+        ((100, 101, 102), (130, 131, 132), "regressed"),
+        ((130, 131, 132), (100, 101, 102), "improved"),
+        ((100, 101, 102), (101, 102, 103), "unchanged"),
+        ((100, 101, 102), (104, 105, 106), "inconclusive"),  # 1.3 to 6.5 % longer
+        ((100, 101, 102), (130, 131, 400), "inconclusive"),  # one long step, perhaps by chance
+        ((100, 100, 300), (50, 50, 50), "inconclusive"),
+        ((100, 101), (130, 131), "regressed"),
+        ((100, 110), (130, 140), "inconclusive"),  # 4.303 errors of 6 %
+        ((100, 101), (130, 131, 132, 133, 134, 135, 136), "regressed"),
+    ],
+)
+def test_few_steps_decide_by_their_spread(
+    base: tuple[float, ...], head: tuple[float, ...], expected: str
+) -> None:
+    found = verdict_on(step_change(lasting(*base), lasting(*head)))
+    assert found.word == expected
+    assert ("cannot be told from noise" in found.why) == (expected == "inconclusive")
+
+
+def test_the_interval_of_few_steps_is_that_of_welch() -> None:
+    """Logarithms 0, 1, 2 and 3, 4, 8.
+
+    Variances 1 and 7, error sqrt(8 / 3) = 1.633, freedom (8/3)^2 / ((1/3)^2 / 2 + (7/3)^2 / 2) = 2.56, so
+    4 -+ 4.303 * 1.633.
+    """
+    change = step_change(lasting(*map(exp, (0, 1, 2))), lasting(*map(exp, (3, 4, 8))))
+    assert change is not None
+    ends = (log1p(change.low_frac), log1p(change.high_frac))
+    assert ends == pytest.approx((4 - 7.027, 4 + 7.027), abs=0.001)
 
 
 def test_the_reason_is_the_reason() -> None:

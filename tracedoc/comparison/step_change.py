@@ -3,7 +3,8 @@
 The interval is that of Hodges and Lehmann for the shift between two samples, on the logarithms of step times:
 all ratios of a step of one side and a step of the other, less the outermost as the exact distribution of the
 rank-sum statistic allows (Lehmann, Nonparametrics, 1975, chapter 2). It assumes no shape, and holds for a
-handful of steps.
+handful of steps. No order of three against three is rare enough: of so few it is all ratios, and what their
+spread allows as well (Welch, The generalization of "Student's" problem, Biometrika 1947).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from math import ceil, comb, expm1, hypot, log
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 from msgspec.structs import replace
 
 from tracedoc.diagnosis import Diagnosis, StepBudget
@@ -32,6 +34,9 @@ LEAST_RUN = 0.05
 IN_ORDER = ("regular", "from one step on")
 """Words of ``slow_steps_pattern`` for slow steps in an order that chance makes in one log of a thousand."""
 
+_STUDENT_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365)
+"""What 97.5 % of Student's distribution are below, with 1 to 7 degrees of freedom."""
+
 _EXACT_UP_TO = 60
 _STEPS_COMPARED = 1000
 _LONGEST_MS = 1e9  # eleven days; what is longer is no step
@@ -40,7 +45,7 @@ _LONGEST_MS = 1e9  # eleven days; what is longer is no step
 class StepChange(msgspec.Struct, frozen=True):
     """The steps of two runs in milliseconds, and the change from BASE to HEAD as a share of BASE.
 
-    ``low_frac`` to ``high_frac`` is the interval of 95 %; with too few steps it is all that they allow. Where
+    ``low_frac`` to ``high_frac`` is the interval of 95 %, with a single step on a side all there is. Where
     ``logged``, it is of all steps of both runs outside their captures, and so is ``change_frac``, as medians;
     ``mean_frac`` is that of their means, ``slow_frac`` what slow steps that lie in an order cost more, as a
     share of BASE's mean, and ``captured_frac`` the change of the captured steps.
@@ -182,6 +187,9 @@ def change_between(before: Sequence[float], after: Sequence[float], noise_frac: 
     ratios = np.sort(np.subtract.outer(np.log(after), np.log(before)).ravel())
     cut = _cut(len(before), len(after))
     low, middle, high = ratios[cut], np.median(ratios), ratios[ratios.size - 1 - cut]
+    if _are_few(len(before), len(after)) and min(len(before), len(after)) > 1:
+        least, most = _by_spread(np.log(before), np.log(after))
+        low, high = min(low, least), max(high, most)
     return StepChange(
         base_ms=float(np.median(before)),
         head_ms=float(np.median(after)),
@@ -192,6 +200,22 @@ def change_between(before: Sequence[float], after: Sequence[float], noise_frac: 
         high_frac=expm1(high),
         noise_frac=noise_frac,
     )
+
+
+def _are_few(first: int, second: int) -> bool:
+    """True where chance brings any order of two samples more often than once in twenty."""
+    return 2 / comb(first + second, first) > 1 - CONFIDENCE
+
+
+def _by_spread(before: npt.NDArray[np.float64], after: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """The interval of 95 % for the difference of two means, of two to seven values a side."""
+    errors = [float(np.var(one, ddof=1)) / one.size for one in (before, after)]
+    error, change = sum(errors), float(after.mean() - before.mean())
+    if not error:
+        return change, change
+    parts = (one**2 / (side.size - 1) for one, side in zip(errors, (before, after), strict=True))
+    half = _STUDENT_95[max(int(error**2 / sum(parts) + 1e-9), 1) - 1] * error**0.5
+    return change - half, change + half
 
 
 def same_capture(base: Diagnosis, head: Diagnosis) -> bool:
@@ -212,11 +236,11 @@ def verdict_on(
         return StepVerdict("unchanged", "both sides are the same capture")
     if change is None:
         return StepVerdict("inconclusive", "a side has no complete step")
-    counts = (change.base_steps, change.head_steps)
-    if not change.logged and 2 / comb(sum(counts), counts[0]) > 1 - CONFIDENCE:
-        few = min(counts)
-        why = f"{few} complete {'step' if few == 1 else 'steps'} on a side cannot be told from noise"
-        return StepVerdict("inconclusive", why, 5)
+    fewest = min(change.base_steps, change.head_steps)
+    few = not change.logged and _are_few(change.base_steps, change.head_steps)
+    not_told = f"{fewest} complete {'step' if fewest == 1 else 'steps'} on a side cannot be told from noise"
+    if few and fewest == 1:
+        return StepVerdict("inconclusive", not_told, 5)
     noise = change.noise_frac
     if change.high_frac >= -noise and change.low_frac <= noise and not _agreed(change):
         if change.of_slow_steps and not same_program:
@@ -229,6 +253,8 @@ def verdict_on(
                 )
         if max(-change.low_frac, change.high_frac) <= max(noise, UNCHANGED):
             return StepVerdict("unchanged")
+        if few:
+            return StepVerdict("inconclusive", not_told, 5)
         sure = change.low_frac > 0 or change.high_frac < 0
         why = (
             "two captures of one job may differ by as much" if sure else "the steps vary more than the change"

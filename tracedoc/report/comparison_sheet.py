@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tracedoc.comparison.compare import RunComparison
 from tracedoc.comparison.differences import FindingChange
+from tracedoc.comparison.waterfall import WaterfallPart
 from tracedoc.diagnosis import BudgetLocation, Gain, RunInfo
 from tracedoc.ledger import CAUSE_WORDS
 from tracedoc.report.charts.bars import Box
@@ -261,13 +262,20 @@ def _size(nbytes: int | None) -> str:
     return format_bytes(nbytes) if nbytes is not None else "unknown bytes"
 
 
+ALSO_LARGE = 0.5
+"""A part that changed by this share of the largest change stands beside it: causes may hide each other."""
+
+
 def _largest(found: RunComparison, *, longer: bool) -> str:
-    """Return the part that changed most in the direction of the step, with its change."""
+    """The parts that changed most in the direction of the step, at most three, each with its change."""
     sign = 1 if longer else -1
-    parts = [part for part in found.waterfall.parts if sign * part.change_ms > 0]
-    if not parts:
-        return ""
-    part = max(parts, key=lambda one: abs(one.change_ms))
+    parts = sorted(found.waterfall.parts, key=lambda one: -sign * one.change_ms)[:3]
+    least = ALSO_LARGE * max((sign * one.change_ms for one in parts), default=0.0)
+    *most, last = [_changed_words(one) for one in parts if sign * one.change_ms >= least > 0] or [""]
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _changed_words(part: WaterfallPart) -> str:
     place = part.evidence.partition("; ")[0]
     where = f" in {place}" if part.key in CAUSE_WORDS and "`" in place else ""
     return f"{part.label}{where} ({signed(part.change_ms)})"

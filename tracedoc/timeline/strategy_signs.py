@@ -208,8 +208,7 @@ def _is_fsdp2(name: str, role: str) -> bool:
 
 def _held(trace: Trace, matches: Callable[[str], bool], times: npt.NDArray[np.int64]) -> list[bool]:
     """Mask of the times inside host ranges of such names, on any thread."""
-    rows = trace.rows_named(matches)
-    spans = trace.spans(rows)
+    spans = trace.spans(trace.rows_named(matches, Kind.ANNOTATION, Kind.CPU_OP))
     return [bool(held) for held in spans.covered_ns(times, times + 1)]
 
 

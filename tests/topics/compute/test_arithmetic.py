@@ -15,7 +15,9 @@ def embeddings(builder: TraceBuilder, start: float, *, passes: int, wrapper: str
     """Add forward passes that look words and positions up: 4 samples of 128 tokens each."""
     for number in range(passes):
         at = start + 5 * number
-        builder.host(wrapper, at, at + 4, category="user_annotation")
+        builder.host(wrapper, at, at + 4, category="user_annotation").gpu_annotation(
+            wrapper, at + 1, at + 2.5
+        )
         for offset in (1, 2):
             builder.kernel(
                 "indexSelectLargeIndex", at + offset, at + offset + 0.5, launch_ms=at + offset - 0.5,

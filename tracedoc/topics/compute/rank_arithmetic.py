@@ -14,6 +14,7 @@ from tracedoc.timeline.kernel_work import KernelWork
 from tracedoc.timeline.launches import NO_ROW
 from tracedoc.timeline.operator_calls import extents_of
 from tracedoc.timeline.phases import Phase
+from tracedoc.trace.columns import Kind
 from tracedoc.trace.kernels import MATRIX
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value, needed
@@ -140,11 +141,10 @@ def _forward_passes(timeline: RankTimeline, start_ns: int, end_ns: int) -> int |
     """The forward passes of a host step, from the wrapper's own range."""
     trace = timeline.trace
     for wrapper in ("DistributedDataParallel.forward", "FSDP::root_pre_forward"):
-        if wrapper in trace.names:
-            rows = np.flatnonzero(trace.name == trace.names.index(wrapper))
-            inside = (trace.ts_ns[rows] >= start_ns) & (trace.ts_ns[rows] < end_ns)
-            if inside.any():
-                return int(inside.sum())
+        rows = trace.rows_named(wrapper.__eq__, Kind.ANNOTATION, Kind.CPU_OP)
+        inside = (trace.ts_ns[rows] >= start_ns) & (trace.ts_ns[rows] < end_ns)
+        if inside.any():
+            return int(inside.sum())
     return None
 
 
