@@ -13,7 +13,7 @@ import tracedoc
 from tracedoc.ledger import LedgerCause
 from tracedoc.play.run_program import Scenario
 from tracedoc.predicted import Predicted
-from tracedoc.testing import TraceBuilder
+from tracedoc.testing import TraceBuilder, parse_lanes
 from tracedoc.whatif.changes.buckets import _on_shared_cores
 from tracedoc.whatif.changes.order import _woken_by
 from tracedoc.whatif.ledger import book_of
@@ -102,6 +102,18 @@ def test_code_that_one_rank_takes_longer_at_is_taken_out_whole(tmp_path: Path) -
     assert likely == pytest.approx(55, abs=0.5)
     differ = 0.1 * 50
     assert (low, high) == (pytest.approx(40 - differ, abs=0.5), pytest.approx(55 + differ, abs=0.5))
+
+
+def test_what_code_takes_beyond_pauses_lies_between_its_operators(tmp_path: Path) -> None:
+    """Of 20 ms a pause is 10; operators have 60 us between them, of which at best 10 ms go, too.
+
+    A tenth of these is how far steps differ.
+    """
+    (rank,) = parse_lanes("step: 100\ncompute 0-60 x600 40us  70-100 x300 40us", ranks=1, device=None)
+    rank.write(tmp_path / "rank-0.json")
+    (answer,) = tracedoc.predict([tmp_path], ["skip-code ms=20"]).alone
+    assert isinstance(answer, Predicted)
+    assert answer.gain_ms[1:] == (pytest.approx(10, abs=0.2), pytest.approx(21, abs=0.2))
 
 
 def test_barriers_go_with_what_the_host_does_between_them(tmp_path: Path) -> None:

@@ -47,13 +47,14 @@ class BesideTraining(msgspec.Struct, frozen=True):
 
     ``forward_frac`` and ``backward_frac`` are of the time in which the thread is at operators, outside and
     inside backward passes, without the optimizer and the data loader. ``operators`` are those that it calls
-    itself or through others of the script.
+    itself or through others of the script; it is ``needed`` if a backward pass goes back to some.
     """
 
     place: CodePlace
     forward_frac: float
     backward_frac: float
     operators: int
+    needed: bool
 
 
 LOOP, DOOR, MODEL, NODE, APART = range(5)
@@ -82,18 +83,18 @@ class _Running:
         return self.hooks if self.started else []
 
 
-_Called = tuple[Sequence[_Running], int]
-"""The functions of the script around an operator, the outermost first, and the ns it takes."""
+_Called = tuple[Sequence[_Running], int, bool]
+"""The functions of the script around an operator, the outermost first, the ns it takes, and whether a
+backward pass goes back to it."""
 
 
 def beside_training(trace: Trace, step: int, needed: npt.NDArray[np.int64]) -> tuple[BesideTraining, ...]:
     """The functions that the loop and hooks call, or the innermost ones that take most of these.
 
     A function belongs to training if it calls the model, its backward pass or an optimizer, or if the
-    ``forward`` or ``backward`` of the model calls it. So does one that calls an operator whose gradient a
-    backward pass computes, as a loss of the script's own: ``needed`` are the starts of such operators. What
-    hooks of modules and gradients call is beside it. One that lets ranks meet is neither: its time goes with
-    its messages.
+    ``forward`` or ``backward`` of the model calls it. What hooks of modules and gradients call is beside it.
+    One that lets ranks meet is neither: its time goes with its messages. ``needed`` are the starts of
+    operators that a backward pass goes back to, as those of a loss of the script's own.
     """
     rows = trace.rows(Kind.PYTHON, Kind.ANNOTATION, Kind.CPU_OP)
     calls = trace.named(lambda name: name.startswith("<"))  # of C code, which tell nothing here
@@ -116,10 +117,9 @@ def beside_training(trace: Trace, step: int, needed: npt.NDArray[np.int64]) -> t
             elif trace.names[name].startswith(_NODE):
                 _mark(stack)
                 running.where = NODE
-            elif np.diff(np.searchsorted(needed, (start, end)))[0]:
-                _mark(stack)
             elif not around.is_operator:
-                _note(stack, end - start, found)
+                back = bool(np.diff(np.searchsorted(needed, (start, end)))[0])
+                _note(stack, (end - start, back), found)
         else:
             _enter(running, stack, trace.names[name], owners[name], is_range=kind == int(Kind.ANNOTATION))
         stack.append(running)
@@ -159,40 +159,40 @@ def _mark(stack: Sequence[_Running]) -> None:
         one.trains = True
 
 
-def _note(stack: Sequence[_Running], ns: int, found: list[_Called]) -> None:
+def _note(stack: Sequence[_Running], took: tuple[int, bool], found: list[_Called]) -> None:
     """Note an operator with the functions of the script that call it, if any do."""
     if stack[-1].where not in (LOOP, DOOR, NODE):
         return
     outside = next((one for one in reversed(stack) if one.is_module or one.is_operator), stack[0])
     chain = [one for one in stack[stack.index(outside) :] if one.place is not None]
     if chain:
-        (outside.hooks if outside.is_module else found).append((chain, ns))
+        (outside.hooks if outside.is_module else found).append((chain, *took))
 
 
 def _named(trace: Trace, rows: np.ndarray, found: Sequence[_Called]) -> Iterator[BesideTraining]:
     """The functions by the operators that they call, and their shares of the time at operators."""
     chains: dict[CodePlace, list[_Called]] = defaultdict(list)
-    for around, ns in found:
+    for around, ns, back in found:
         inner = max((place for place, one in enumerate(around) if one.trains), default=-1)
         chain = around[inner + 1 :]
         if chain and (place := chain[0].place) is not None:
-            chains[place].append((chain, ns))
+            chains[place].append((chain, ns, back))
     backward, others = _at_operators(trace, rows) if chains else (Spans.empty(), Spans.empty())
     for place, called in chains.items():
-        least = MOST * sum(ns for _, ns in called)
+        least = MOST * sum(ns for _, ns, _ in called)
         mine, deeper, depth = called, called, 0
-        while sum(ns for _, ns in deeper) >= least:
+        while sum(ns for _, ns, _ in deeper) >= least:
             mine, depth = deeper, depth + 1
             by_place: dict[CodePlace, list[_Called]] = defaultdict(list)
-            for chain, ns in mine:
+            for chain, ns, back in mine:
                 if len(chain) > depth and (one := chain[depth].place) is not None:
-                    by_place[one].append((chain, ns))
-            deeper = max(by_place.values(), key=lambda some: sum(ns for _, ns in some), default=[])
-        inside = Spans.from_pairs({(one.start, one.end) for one in (chain[depth - 1] for chain, _ in mine)})
+                    by_place[one].append((chain, ns, back))
+            deeper = max(by_place.values(), key=lambda some: sum(ns for _, ns, _ in some), default=[])
+        inside = Spans.from_pairs({(one.start, one.end) for one in (chain[depth - 1] for chain, *_ in mine)})
         shares = [(inside & spans).total_ns / max(spans.total_ns, 1) for spans in (others, backward)]
         place = mine[0][0][depth - 1].place or place
         place = msgspec.structs.replace(place, time_ns=inside.total_ns)
-        yield BesideTraining(place, shares[0], shares[1], len(mine))
+        yield BesideTraining(place, shares[0], shares[1], len(mine), any(back for *_, back in called))
 
 
 def _at_operators(trace: Trace, rows: np.ndarray) -> tuple[Spans, Spans]:

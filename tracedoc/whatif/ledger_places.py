@@ -12,7 +12,7 @@ from tracedoc.play.run_program import RunProgram
 from tracedoc.ranks.code_places import beside_training
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call
-from tracedoc.topics.host.run import host_code, script_code, script_code_ms
+from tracedoc.topics.host.run import between_code, host_code, script_code, script_code_ms
 from tracedoc.whatif.removal import OverSteps, Removal
 
 MOST_SHARE = 0.5
@@ -59,6 +59,9 @@ def _code_of(run: RunView, cause: str, told_ms: float) -> str:
         return ""
     if not digest.is_cpu:
         code = str(host_code(run, digest))
+        return "" if code == "none" else code
+    if cause == "host.between":
+        code = str(between_code(run, digest))
         return "" if code == "none" else code
     code_ms = script_code_ms(run, digest)
     most = isinstance(code_ms, float) and code_ms >= MOST_SHARE * told_ms

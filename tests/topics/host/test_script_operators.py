@@ -16,9 +16,14 @@ from tracedoc.testing import TraceBuilder
 NODE = "autograd::engine::evaluate_function: AddmmBackward0"
 
 
-def passes(builder: TraceBuilder, begin: float, update_ms: float, sends_ms: float = 0.0) -> None:
+def passes(
+    builder: TraceBuilder, begin: float, update_ms: float, sends_ms: float = 0.0, operators: int = 1
+) -> None:
     """An update of weights, 40 ms less that of a forward pass, 40 ms of a backward one, the optimizer."""
-    builder.host("aten::lerp_", begin + sends_ms, begin + update_ms)
+    each = (update_ms - sends_ms) / operators
+    for one in range(operators):
+        at = begin + sends_ms + one * each
+        builder.host("aten::lerp_", at, at + each)
     builder.host("aten::addmm", begin + update_ms, begin + 40)
     builder.host(NODE, begin + 40, begin + 80)
     builder.host("Optimizer.step#SGD.step", begin + 90, begin + 100, category="user_annotation")
@@ -38,19 +43,25 @@ def sampled(update_line: int) -> dict[str, object]:
 
 
 def diagnosed(
-    folder: Path, update_ms: float, *, messages: int = 0, update_line: int = 38, flow_ms: float = 39.0
+    folder: Path,
+    update_ms: float,
+    *,
+    messages: int = 0,
+    update_line: int = 38,
+    flow_ms: float = 39.0,
+    operators: int = 1,
 ) -> Diagnosis:
     """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step.
 
     It begins with so many messages of 2 ms each, and stands in a line of the loop. What begins at ``flow_ms``
-    is an operator that the backward pass goes back to.
+    is an operator that the backward pass goes back to. The update is of so many operators.
     """
     entries = {}
     for rank in (0, 1):
         builder = TraceBuilder(rank, 2, device=None)
         for number in range(4):
             builder.step(number, 100 * number, 100 * number + 100)
-            passes(builder, 100 * number, update_ms, 2 * messages)
+            passes(builder, 100 * number, update_ms, 2 * messages, operators)
             begin = 100 * number + 80
             builder.collective("allreduce", begin, begin + 10, nbytes=64 << 20, launch_ms=begin)
             for message in range(messages):
@@ -64,7 +75,7 @@ def diagnosed(
         for message in range(messages):
             called = "torch/distributed/distributed_c10d.py(2900): all_reduce"
             stacks.host(called, 2 * message, 2 * message + 2, category="python_function")
-        passes(stacks, 0, update_ms, 2 * messages)
+        passes(stacks, 0, update_ms, 2 * messages, operators)
         stacks.host("nn.Module: Net_0", update_ms, 40, category="python_function")
         shown = json.loads(stacks.to_json())
         zero = next(one["ts"] for one in shown["traceEvents"] if one["name"] == "ProfilerStep#9")
@@ -108,10 +119,19 @@ def test_the_model_needs_what_is_computed_for_it(tmp_path: Path) -> None:
     assert "script-operators" not in [one.rule_id for one in diagnosis.findings]
 
 
-def test_a_loss_is_no_work_beside_training(tmp_path: Path) -> None:
-    """The backward pass goes back to the operator of the function, not to one of the model, at 39 ms."""
+def test_a_backward_pass_needs_a_loss(tmp_path: Path) -> None:
+    """It goes back to the operator of the function, not to one of the model, at 39 ms."""
     diagnosis = diagnosed(tmp_path, 16, flow_ms=0.0)
-    assert diagnosis.facts["beside_code"].values["0"] == "none"
+    assert diagnosis.facts["beside_needed"].values["0"] is True
+    assert "script-operators" not in [one.rule_id for one in diagnosis.findings]
+
+
+def test_of_a_loss_of_many_operators_one_is_needed(tmp_path: Path) -> None:
+    """Calls of 10 us are half of 800 operators of 20."""
+    diagnosis = diagnosed(tmp_path, 16, flow_ms=0.0, operators=800)
+    assert diagnosis.facts["beside_code_ms"].values["0"] == pytest.approx(8, abs=0.1)
+    found = next(one for one in diagnosis.findings if one.rule_id == "script-operators")
+    assert found.fixes[0].title == "Let `update` (`train.py:4`) call one operator for all samples"
 
 
 @pytest.mark.parametrize(("messages", "fix"), [(0, "Take"), (4, "Mend the messages of")])

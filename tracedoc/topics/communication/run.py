@@ -259,6 +259,13 @@ def extra_reductions(run: RunView, digest: RankDigest, step: StepDigest) -> Valu
 
 
 @digest_fact(unit="count", needs=("collectives", "host_ops"))
+def extra_barriers(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
+    """Barriers among the calls of ``extra_collectives_per_step``, in the median step."""
+    table = digest.collectives
+    return int((is_extra(digest.roles) & (table.step == step.index) & table.is_op("barrier")).sum())
+
+
+@digest_fact(unit="count", needs=("collectives", "host_ops"))
 def extra_before_update(run: RunView, digest: RankDigest, step: StepDigest) -> Value:
     """Norms among the calls of ``extra_collectives_per_step``: between backward pass and optimizer."""
     return int(rows_of_role(digest, step, Role.NORM).size)

@@ -46,11 +46,21 @@ def beside_code(run: RunView, digest: RankDigest) -> Value:
 
     From the steps with stacks: one that neither calls the model, its backward pass or an optimizer, nor is
     called by ``forward`` or ``backward`` of the model. Hooks of modules and gradients are such functions.
-    All ranks with such a step call it. The model may need what it gets from one that the loop calls before
-    it: of that only calls count, 10 us each, which one operator on a whole batch saves.
+    All ranks with such a step call it. Of one with :func:`beside_needed` only calls count, 10 us each.
     """
     beside = _beside(run, digest)
     return str(beside.place) if beside is not None else "none"
+
+
+@ranks_fact(unit="bool", needs=("host_ops",))
+def beside_needed(run: RunView, digest: RankDigest) -> Value:
+    """Whether the model, or a backward pass that goes back to it, needs what :func:`beside_code` makes.
+
+    The loop calls it before the model, or gradients are computed of its operators, as of a loss. Then one
+    operator on a whole batch in place of many saves their calls alone.
+    """
+    beside = _beside(run, digest)
+    return beside is not None and beside.needed
 
 
 @ranks_fact(unit="fraction", needs=("host_ops",))

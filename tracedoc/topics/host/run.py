@@ -16,7 +16,13 @@ from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.timeline.syncs import SPELLINGS
 from tracedoc.topics.capture.run import compiled, recorded
-from tracedoc.topics.host.rank import host_away_idle_ms, late_launch_idle_ms, unexplained_idle_ms
+from tracedoc.topics.host.rank import (
+    between_operators_ms,
+    host_away_idle_ms,
+    late_launch_idle_ms,
+    script_pause_ms,
+    unexplained_idle_ms,
+)
 from tracedoc.topics.step.rank import NO_STEP
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value, needed, needed_number, once
@@ -304,6 +310,23 @@ def _running_ms(run: RunView) -> list[float] | Unknown:
     waits = [1.0 - wait if isinstance(wait, float) else 1.0 for wait in core_wait_frac.by_rank(run).values()]
     idle = [needed_number(unexplained_idle_ms.of(one)) for one in run.digests]
     return [ms * share for ms, share in zip(idle, waits, strict=True)]
+
+
+MOST_BETWEEN = 0.5
+"""A function is named for the time between operators of which it has so much."""
+
+
+@ranks_fact(
+    unit="text", needs=("host_ops", script_code, script_code_ms, script_pause_ms, between_operators_ms)
+)
+def between_code(run: RunView, digest: RankDigest) -> Value:
+    """The function in which most of :func:`between_operators_ms` lies: :func:`script_code`, or "none".
+
+    What the function takes beyond all pauses (:func:`script_pause_ms`) lies between operators.
+    """
+    own = needed_number(script_code_ms(run, digest)) - needed_number(script_pause_ms.of(digest))
+    most = own >= MOST_BETWEEN * needed_number(between_operators_ms.of(digest)) > 0
+    return script_code(run, digest) if most else "none"
 
 
 def script_place(run: RunView, rank: int) -> CodePlace | None:

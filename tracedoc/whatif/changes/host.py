@@ -175,13 +175,14 @@ def skip_code(program: RunProgram, ms: float, forward: float, backward: float) -
     Nor at the operators that it calls, by its shares of what all take.
 
     The longest pauses of each rank go, until they are as long as the function is at least: one rank may take
-    longer at it than another. What else of them is not the function's stays in the slow scenario.
+    longer at it than another. What else of them is not the function's stays in the slow scenario. Where the
+    function takes longer than they are, the rest is Python between its operators, which goes in the fast one.
     """
     if not program.layout.is_cpu:
         raise NotApplicable("on GPUs the host's code may run while the device works")
     layout, ns = program.layout, ms * 1e6
     away = pauses(program, program.lag.astype(np.int64))
-    taken = np.zeros_like(away)
+    taken, between = np.zeros_like(away), spent(layout, Doing.BETWEEN, program.lag.astype(np.int64) - away)
     for first, last in pairwise(layout.point_base.tolist()):
         order = first + np.argsort(-away[first:last], kind="stable")
         before = np.cumsum(away[order]) - away[order]
@@ -189,11 +190,14 @@ def skip_code(program: RunProgram, ms: float, forward: float, backward: float) -
         if program.scenario is Scenario.SLOW:
             gone = np.minimum(gone, np.maximum(ns - before, 0)).astype(np.int64)
         taken[order] = gone
+        if program.scenario is Scenario.FAST:
+            rest, mine = ns - gone.sum(), between[first:last]
+            taken[first:last] += np.rint(mine * min(max(rest, 0) / max(mine.sum(), 1), 1.0)).astype(np.int64)
     doubt = of_scenario(program.scenario, 1 + STACKS_DOUBT, 1.0, 1 - STACKS_DOUBT)
     taken += operators_in(layout, program.lag, min(forward * doubt, 1.0), min(backward * doubt, 1.0))
     if not taken.any():
         raise NotApplicable("no operator waits for the script's own code")
-    return program.edited(lag=program.lag - taken)
+    return program.edited(lag=program.lag - np.minimum(taken, program.lag))
 
 
 def _launching_passes(program: RunProgram) -> Mask:
