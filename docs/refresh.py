@@ -52,7 +52,7 @@ def refreshed(text: str) -> str:
 def schemas() -> dict[Path, str]:
     """The text of each JSON schema that is kept, by its file."""
     from tracedoc.diagnosis_json import json_schema
-    from tracedoc.judge.vocabulary import rule_schema
+    from tracedoc.judge.load import rule_schema
 
     return {
         REPOSITORY / "rules" / "rule.schema.json": json.dumps(rule_schema(), indent=1) + "\n",

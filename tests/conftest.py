@@ -13,7 +13,7 @@ from hypothesis import settings
 
 from tracedoc.__main__ import collect_seldom
 from tracedoc.judge import load
-from tracedoc.judge.vocabulary import Vocabulary
+from tracedoc.judge.load import Vocabulary
 
 # A busy machine is no reason to fail.
 settings.register_profile("untimed", deadline=None)

@@ -281,6 +281,11 @@ class Finding(msgspec.Struct, frozen=True):
         return self.alone_ms if self.alone_ms is not None and self.alone_ms > 0 else self.cost_ms
 
     @property
+    def bound_ms(self) -> float:
+        """The likely gain of its fix, else its bound; 0 where nothing is known of it."""
+        return self.gain.size_ms if self.gain is not None else 0.0
+
+    @property
     def is_pair(self) -> bool:
         """True where what it costs is told together with the cause that hides it and is hidden by it."""
         return self.together_ms is not None and self.together_ms == self.beyond_ms

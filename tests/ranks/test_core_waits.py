@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tracedoc.play.run_replay import core_waits
+from tracedoc.play.joins import core_waits
 from tracedoc.run.job import Job, RankJob
 from tracedoc.run.machine import LoaderWindow, Machine
 

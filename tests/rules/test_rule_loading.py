@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from tracedoc.errors import RuleError
 from tracedoc.facts.catalog import Fact, Scope
 from tracedoc.judge import load
-from tracedoc.judge.load import load_rule, load_rules
+from tracedoc.judge.load import Vocabulary, load_rule, load_rules
 from tracedoc.judge.rule import AtMost, Param, Words
 from tracedoc.judge.rule_cache import choose
-from tracedoc.judge.vocabulary import Vocabulary
 from tracedoc.judge.wording import chosen_words
 from tracedoc.judge.yaml_file import MAX_FILE_BYTES
 

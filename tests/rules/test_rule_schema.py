@@ -11,9 +11,8 @@ import yaml
 
 from tracedoc.cli.rules import write_rule
 from tracedoc.errors import RuleError
-from tracedoc.judge.load import load_rule, load_rules
+from tracedoc.judge.load import load_rule, load_rules, rule_schema
 from tracedoc.judge.rule_cache import builtin_directory
-from tracedoc.judge.vocabulary import rule_schema
 from tracedoc.testing.cases import run_case_file
 
 RULES = sorted(builtin_directory().rglob("*.yaml"))

@@ -31,8 +31,7 @@ def parse_budgets(texts: Iterable[str], facts: Mapping[str, Fact]) -> tuple[Expr
 
     Raises :class:`InputError` for anything else, and for a fact or cause that does not exist.
     """
-    units = {name: fact.unit for name, fact in facts.items()}
-    return tuple(_parsed(text, units) for text in texts)
+    return tuple(_parsed(text, {name: fact.unit for name, fact in facts.items()}) for text in texts)
 
 
 def judge_budgets(
@@ -46,15 +45,15 @@ def judge_budgets(
     """
     values: dict[str, Value] = {name: one.value for name, one in facts.items()}
     units = {name: one.definition.unit for name, one in facts.items()}
-    return tuple(
-        _judged(budget, values | _of_causes(budget.source, ledger), units | _units_of_causes(budget.source))
-        for budget in budgets
-    )
+    for named in (one for budget in budgets for one in CAUSE.finditer(budget.source)):
+        values[_name(named)] = _cost(named["id"], named["part"], ledger)
+        units[_name(named)] = _UNIT_OF_PART[named["part"]]
+    return tuple(_judged(budget, values, units) for budget in budgets)
 
 
-def _parsed(text: str, units: Mapping[str, str]) -> Expression:
+def _parsed(text: str, units: dict[str, str]) -> Expression:
     for named in CAUSE.finditer(text):
-        cause = named["id"]
+        cause, units[_name(named)] = named["id"], _UNIT_OF_PART[named["part"]]
         if not any(_is_of(cause, known) for known in CAUSE_IDS):
             raise InputError(
                 f"the budget {text!r} names no cause: {cause}{did_you_mean(cause, CAUSE_IDS)}",
@@ -63,7 +62,7 @@ def _parsed(text: str, units: Mapping[str, str]) -> Expression:
     try:
         budget = replace(parse(CAUSE.sub(_name, text)), source=text.strip())
         compared, _ = _sides(budget)
-        unit = check(compared, {**units, **_units_of_causes(text)})
+        unit = check(compared, units)
     except ExpressionError as error:
         raise InputError(
             f"the budget {text!r} cannot be read: {error.message}", f"write it as {EXAMPLE}"
@@ -80,15 +79,6 @@ def _name(named: re.Match[str]) -> str:
 
 def _is_of(cause: str, name: str) -> bool:
     return cause == name or cause.startswith(f"{name}.")
-
-
-def _units_of_causes(text: str) -> dict[str, str]:
-    return {_name(named): _UNIT_OF_PART[named["part"]] for named in CAUSE.finditer(text)}
-
-
-def _of_causes(text: str, ledger: Ledger | None) -> dict[str, Value]:
-    """What the causes that a budget names cost in this run."""
-    return {_name(named): _cost(named["id"], named["part"], ledger) for named in CAUSE.finditer(text)}
 
 
 def _cost(name: str, part: str, ledger: Ledger | None) -> Value:

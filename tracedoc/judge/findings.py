@@ -1,4 +1,4 @@
-"""What is found: verdicts in the words of their rules, and causes that no rule tells in plain words."""
+"""What is found, and how severe it is: verdicts in the words of their rules, other causes in plain words."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.expression import evaluate as evaluate_condition
 from tracedoc.judge.expression import parse
 from tracedoc.judge.rule import Rule, RuleFix
-from tracedoc.judge.severity import severity_by_ledger, severity_by_share
 from tracedoc.judge.verdicts import Opinion, values_of, verdict_of
 from tracedoc.judge.wording import (
     WORST_RANK,
@@ -27,16 +26,112 @@ from tracedoc.judge.wording import (
     is_known,
     other_step,
     placeholders,
-    run_step,
     says_something,
     with_ranks,
 )
-from tracedoc.ledger import UNKNOWN_WAITS, Ledger, LedgerCause
+from tracedoc.ledger import INHERENT, UNKNOWN_WAITS, WORTH, Ledger, LedgerCause, Range
 from tracedoc.spans import Spans
+from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ranges
 from tracedoc.values import Failed, Unknown, Value
 from tracedoc.whatif.evidence import MAX_FOUND, EvidenceCollector, collectors, longest_places
+
+CRITICAL_SHARE = 0.15
+WARNING_SHARE = 0.05
+"""A finding is critical or a warning from this share of the step on."""
+
+COVERED = 0.5
+"""A finding gives way where others tell at least this share of what its causes cost, and a cause is told
+where findings stand for at least this share of it."""
+
+UNSURE = "low"
+"""The confidence of a ledger whose replay misses the step: what no rule tells is then a note at most."""
+
+BY_DEFAULT = ("compute.fusion", "compute.small_kernels", "compute.padding")
+"""Causes that every script has which is not compiled, or packs no samples: what is mostly for them is a level
+less severe."""
+
+TOO_SMALL = 0.25
+"""Where twice the batch saves less than this share of the step, more than half of it grows with the batch:
+it is told as a note then, beside what costs the step."""
+
+WORTH_DOUBLING = 0.075
+"""A small batch is told where twice of it surely saves this share of the step, of which 15 % is then the same
+for any batch: with less, larger ones have it as well."""
+
+WARM_UP = ("host.first_calls", "host.compile")
+"""Causes that a job pays once."""
+
+MOSTLY_WARM_UP = 0.5
+"""Of a step that is warm-up for more than this share nothing else is told: later ones are not like it."""
+
+_WORST_BY_CONFIDENCE = {"high": "critical", "medium": "warning", "low": "note"}
+
+
+def severity_by_share(share: float, confidence: str) -> str:
+    """The severity of what costs a share of the step, 0 to 1, as far as confidence allows."""
+    by_share = "critical" if share >= CRITICAL_SHARE else "warning" if share >= WARNING_SHARE else "note"
+    return max(by_share, _WORST_BY_CONFIDENCE[confidence], key=SEVERITIES.index)
+
+
+def severity_by_ledger(
+    rule: Rule | None,
+    causes: Sequence[LedgerCause],
+    share_ms: float,
+    alone_ms: Range,
+    confidence: str,
+    ledger: Ledger,
+    measurements: Measurements,
+) -> str:
+    """By the lower end of what mending saves alone, or the share of the step where a partner hides that.
+
+    Of such a pair the one that saves more alone weighs its share, for both: mending both gives both, and the
+    other one saves nothing before. The middle between the lower end and what is likely makes a warning at
+    most.
+    """
+    if causes and all(one.id in INHERENT for one in causes):
+        return "note"
+    weight = alone_ms[0]
+    if rule is not None and rule.part_of:
+        weight = min(share_ms, weight)
+    if any(_leads_pair(one, ledger) for one in causes):
+        weight = max(share_ms, weight)
+    confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
+    middle = (weight + min(share_ms, alone_ms[1])) / 2
+    likely = severity_by_share(middle / ledger.step_ms, confidence)
+    least = severity_by_share(weight / ledger.step_ms, confidence)
+    severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)
+    by_default = sum(one.share_ms for one in causes if one.id in BY_DEFAULT)
+    if by_default and by_default >= COVERED * sum(one.share_ms for one in causes):
+        severity = SEVERITIES[min(SEVERITIES.index(severity) + 1, SEVERITIES.index("note"))]
+    if rule is not None and rule.tells == "batch" and alone_ms[0] < TOO_SMALL * ledger.step_ms:
+        severity = "note"
+    return "note" if measurements.is_cpu and (rule is None or rule.on_cpu == "capped") else severity
+
+
+def _leads_pair(cause: LedgerCause, ledger: Ledger) -> bool:
+    """True for a cause that hides another, or is hidden by it, and saves more alone than that one."""
+    least = WORTH * ledger.step_ms
+    return any(
+        (one.id == cause.partner or (one.partner == cause.id and one.share_ms >= least))
+        and one.id not in INHERENT
+        and (one.alone_ms[1], one.share_ms) <= (cause.alone_ms[1], cause.share_ms)
+        for one in ledger.causes
+    )
+
+
+def warm_up_frac(ledger: Ledger | None, measurements: Measurements) -> float:
+    """The share of the step in which code is loaded or compiled, where that is most of it; else 0.
+
+    It is 0 for a job that compiles again in step after step: that is no warm-up.
+    """
+    again = measurements.value(recompiling_steps)
+    if ledger is None or not ledger.step_ms or (isinstance(again, int) and again > 1):
+        return 0.0
+    share = sum(one.share_ms for one in ledger.causes if one.id in WARM_UP) / ledger.step_ms
+    return share if share > MOSTLY_WARM_UP else 0.0
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,14 +189,8 @@ def evaluate(
         except Exception as error:
             verdict = Verdict(rule.id, "error", reason=f"error: {failure(rule.id, error)}")
         verdicts.append(verdict)
-    findings.sort(key=worst_first)
+    findings.sort(key=lambda one: (SEVERITIES.index(one.severity), -one.bound_ms, one.id))
     return Judgement(tuple(findings), tuple(verdicts), {rule.id: rule for rule in rules})
-
-
-def worst_first(finding: Finding) -> tuple[int, float, str]:
-    """The key that findings are sorted by: severity, then gain."""
-    gain_ms = finding.gain.size_ms if finding.gain else 0.0
-    return SEVERITIES.index(finding.severity), -gain_ms, finding.id
 
 
 # -- findings
@@ -138,13 +227,15 @@ def _finding(
     if isinstance(worst.gain, Unknown):
         message += f" What a fix would save is unknown: {worst.gain.reason}."
     gain = worst.gain if isinstance(worst.gain, Gain) else None
-    if gain is not None and _share_of_step(gain, measurements) is None:
+    share = None if gain is None else _share_of_step(gain, measurements)
+    by_share = severity_by_share(share or 0.0, measurements.confidence)
+    if gain is not None and share is None:
         unknown = "the length of a step is unknown: severity is note"
         gain = replace(gain, assumptions=(*gain.assumptions, unknown))
     return Finding(
         id=_finding_id(rule, keys, verdict),
         rule_id=rule.id,
-        severity=severity_of(rule, gain, measurements.confidence, measurements),
+        severity="note" if measurements.is_cpu and rule.on_cpu == "capped" else rule.severity or by_share,
         confidence=measurements.confidence,
         title=rule.title,
         message=message,
@@ -193,7 +284,7 @@ def _said(rule: Rule, key: str | None, measurements: Measurements) -> tuple[dict
     units = {name: fact.definition.unit for name, fact in measurements.facts.items()}
     units |= {name: param.unit for name, param in rule.params.items()}
     values = values_of(rule, measurements.facts, key, measurements)
-    values[step_ms.name] = run_step(measurements)
+    values[step_ms.name] = measurements.value(step_ms)
     units |= dict.fromkeys(rule.words, "text")
     for name, words in rule.words.items():
         values[name] = chosen_words(words, values, units)
@@ -269,18 +360,9 @@ def _fixes(rule: Rule, values: Mapping[str, Value], units: Mapping[str, str]) ->
     )
 
 
-def severity_of(rule: Rule, gain: Gain | None, confidence: str, measurements: Measurements) -> str:
-    """The severity of a finding: by its gain as a share of the step, as far as confidence allows."""
-    by_share = severity_by_share(_share_of_step(gain, measurements) or 0.0, confidence)
-    severity = rule.severity or by_share
-    return "note" if measurements.is_cpu and rule.on_cpu == "capped" else severity
-
-
-def _share_of_step(gain: Gain | Unknown | None, measurements: Measurements) -> float | None:
-    """The share of the step that its gain is of which a fix gives back; ``None`` if either is unknown."""
-    if not isinstance(gain, Gain):
-        return None
-    length = gain.mean_step_ms or run_step(measurements)
+def _share_of_step(gain: Gain, measurements: Measurements) -> float | None:
+    """The share of the step that a gain is of; ``None`` where its length is unknown."""
+    length = gain.mean_step_ms or measurements.value(step_ms)
     if isinstance(length, str | Unknown) or not length > 0:
         return None
     return gain.size_ms / length

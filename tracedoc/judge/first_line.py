@@ -7,13 +7,12 @@ from collections.abc import Collection, Sequence
 from tracedoc.diagnosis import Finding, Fix, RunInfo
 from tracedoc.errors import Limit
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import Judgement
+from tracedoc.judge.findings import Judgement, warm_up_frac
 from tracedoc.judge.fixes import FEWER_BITS, change_of_batch, changes_training, fitting_first, saves_nothing
-from tracedoc.judge.severity import warm_up_frac
 from tracedoc.judge.without_warning import (
     compute_bound,
+    cost_ms,
     cost_words,
-    gain_ms,
     healthy,
     is_compute_bound,
     is_told,
@@ -74,7 +73,7 @@ def summarise(
     caution = _caution(measurements)
     worth = [one for one in findings if (one.gain is not None or one.says) and one.severity != "note"]
     if not worth and caution and not measurements.is_cpu:
-        large = [one for one in findings if gain_ms(one) >= WORTH_NAMING * step]
+        large = [one for one in findings if one.bound_ms >= WORTH_NAMING * step]
         worth = [one for one in large if one.rule_id not in INHERENT]
     if worth:
         pairs = [one for one in worth if one.is_pair]
@@ -160,20 +159,18 @@ def _why_unreliable(
     return ""
 
 
-def _mean_of(finding: Finding) -> float | None:
-    """The mean step of a log that a finding is a part of, ``None`` for one of captured steps."""
-    return finding.gain.mean_step_ms if finding.gain is not None else None
-
-
 def _cause(measurements: Measurements, finding: Finding, step: float, before: Finding | None) -> str:
     """A finding in one sentence: its usual name, what it costs beyond those before it, and what shows it.
 
     Of another mean step than the one ``before`` it is a share.
     """
     costs, title = cost_words(finding), finding.title.partition(": ")[0]
-    mean = _mean_of(finding)
-    if before is not None and mean != _mean_of(before):
-        size = gain_ms(finding) if finding.told_ms is None else finding.told_ms
+    # Of a log of the whole run; ``None`` for captured steps.
+    mean, other = (
+        None if one is None or one.gain is None else one.gain.mean_step_ms for one in (finding, before)
+    )
+    if before is not None and mean != other:
+        size = cost_ms(finding)
         costs = costs.replace(format_ms(size), f"{format_percent(size / (mean or step))} of a step")
     elif costs and before is None:
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"

@@ -9,7 +9,19 @@ from msgspec.structs import replace
 
 from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.judge.findings import AWAITED, BETWEEN_RANKS, Judgement, plain_finding
+from tracedoc.judge.findings import (
+    AWAITED,
+    BETWEEN_RANKS,
+    COVERED,
+    TOO_SMALL,
+    WARM_UP,
+    WARNING_SHARE,
+    WORTH_DOUBLING,
+    Judgement,
+    plain_finding,
+    severity_by_ledger,
+    warm_up_frac,
+)
 from tracedoc.judge.overlaps import (
     DELAYING,
     WAIT,
@@ -22,15 +34,6 @@ from tracedoc.judge.overlaps import (
     with_overlap,
 )
 from tracedoc.judge.rule import Rule
-from tracedoc.judge.severity import (
-    COVERED,
-    TOO_SMALL,
-    WARM_UP,
-    WARNING_SHARE,
-    WORTH_DOUBLING,
-    severity_by_ledger,
-    warm_up_frac,
-)
 from tracedoc.judge.wording import before_full_stop
 from tracedoc.ledger import INHERENT, SHARED_ABOVE, UNSPLIT, WORTH, Ledger, LedgerCause, Range
 from tracedoc.topics.step.rank import step_ms
@@ -412,7 +415,7 @@ def _claims(
             continue
         if rule.tells == "batch":
             rule = replace(rule, cause=per_step_causes(measurements.run, rule.cause))
-        size = finding.gain.size_ms if finding.gain else 0.0
+        size = finding.bound_ms
         whole = _named(rule.cause, ledger)
         part = sum(one.share_ms for one in _named(rule.part_of, ledger))
         share = sum(one.share_ms for one in whole) + min(part, size)

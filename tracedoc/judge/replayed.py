@@ -26,7 +26,6 @@ from tracedoc.judge.wording import JUDGED_RANK
 from tracedoc.ledger import SHARED_ABOVE, Ledger, Range
 from tracedoc.play.run_replay import Refusal, RunReplay
 from tracedoc.predicted import LEAST_SHARE, PlanStep, Predicted, ReplayReport, as_runs_differ
-from tracedoc.topics.capture.run import strategy_of
 from tracedoc.topics.step.run import own_frac
 from tracedoc.whatif.answer import after, as_predicted, on_more_ranks, replay_report
 from tracedoc.whatif.changes.registry import CHANGES, Request, parse_request
@@ -53,12 +52,13 @@ def with_predictions(
     report = replay_report(replay)
     if isinstance(replay, Refusal):
         return _with_ceilings(judgement, replay.reason), report, ()
-    requests = {str(one): one for one in _requests(judgement.findings).values()}
+    named = [_of_one_rank(one) for one in judgement.findings]
+    requests = {str(one): one for one in _requests(named).values()}
     alone = _predictions(replay, [], requests, ledger)
     today = ledger.step_ms or replay.step_ms
     known = {text: as_predicted([requests[text]], one, today) for text, one in alone.items()}
     findings = []
-    for finding in judgement.findings:
+    for finding in named:
         finding = _predicted(finding, known, measurements)
         rule = judgement.rules.get(finding.rule_id)
         late = _is_of_ranks(rule) and not measurements.is_cpu
@@ -66,7 +66,7 @@ def with_predictions(
         findings.append(_priced(finding, rule, run, ledger))
     # Shares of time of a CPU run prove little: a note is not planned with.
     planned = [one for one in findings if not measurements.is_cpu or one.severity != "note"]
-    plan = make_plan(replay, [_fitting(finding, measurements) for finding in planned], alone, ledger)
+    plan = make_plan(replay, [_fitting(finding, run) for finding in planned], alone, ledger)
     told = as_planned(_after_plan(replay, findings, plan, ledger), plan, ledger)
     plan = plan if is_worth_it(plan, told, run) else ()
     report = replace(report, more_ranks=on_more_ranks(replay, today))
@@ -177,17 +177,25 @@ def _predictions(
 def _requests(findings: Sequence[Finding]) -> dict[tuple[str, int], Request]:
     """The change of each fix that has one, by finding and number of the fix."""
     return {
-        (finding.id, number): parse_request(change)
+        (finding.id, number): parse_request(fix.replays)
         for finding in findings
         for number, fix in enumerate(finding.fixes)
-        if (change := _change(finding, fix))
+        if fix.replays
     }
 
 
-def _change(finding: Finding, fix: Fix) -> str:
-    if JUDGED_RANK not in fix.replays:
-        return fix.replays
-    return fix.replays.replace(JUDGED_RANK, str(finding.ranks[0])) if len(finding.ranks) == 1 else ""
+def _of_one_rank(finding: Finding) -> Finding:
+    """A finding whose fixes of the rank that is judged are of that rank, or, of several, not replayed."""
+    (rank,) = finding.ranks if len(finding.ranks) == 1 else ("",)
+    return replace(
+        finding,
+        fixes=tuple(
+            replace(one, replays=one.replays.replace(JUDGED_RANK, str(rank)) if rank != "" else "")
+            if JUDGED_RANK in one.replays
+            else one
+            for one in finding.fixes
+        ),
+    )
 
 
 def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
@@ -204,12 +212,10 @@ def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
 
 def _predicted(finding: Finding, known: Mapping[str, Predicted], measurements: Measurements) -> Finding:
     """A finding with the prediction of each fix that was played."""
-    fixes = []
-    for fix in finding.fixes:
-        change = _change(finding, fix)
-        predicted = known.get(str(parse_request(change))) if change else None
-        named = replace(fix, replays=change)
-        fixes.append(_with_prediction(finding, named, predicted, measurements) if predicted else named)
+    fixes = list(finding.fixes)
+    for (_, number), request in _requests([finding]).items():
+        if (predicted := known.get(str(request))) is not None:
+            fixes[number] = _with_prediction(finding, fixes[number], predicted, measurements)
     return replace(finding, fixes=tuple(fixes))
 
 
@@ -237,11 +243,9 @@ def _within(predicted: Predicted, bound: Gain) -> Predicted:
     return replace(predicted, step_ms=after(gains, predicted.before_ms), gain_ms=gains)
 
 
-def _fitting(finding: Finding, measurements: Measurements) -> Finding:
+def _fitting(finding: Finding, run: RunInfo) -> Finding:
     """The finding whose fixes are replayed only where none fits the job better."""
-    run = measurements.run
-    frameworks = [one for rank in run.job.ranks for one in rank.frameworks]
-    distances = misfits(finding.fixes, strategy_of(run).name, frameworks)
+    distances = misfits(finding.fixes, run.strategy.name, run.frameworks)
     replayed = [far for far, fix in zip(distances, finding.fixes, strict=True) if fix.replays]
     fixes = tuple(
         fix if far == min(replayed, default=0) else replace(fix, replays="")
@@ -319,18 +323,13 @@ def _after_plan(
     steps = {text: after(one.saves(of_ms), of_ms) for text, one in found.items()}
     steps = {text: (low, likely, min(high, most)) for text, (low, likely, high) in steps.items()}
     steps = {text: step_ms for text, step_ms in steps.items() if step_ms[1] <= least}
-    return [
-        replace(
-            one,
-            fixes=tuple(
-                replace(fix, after_plan_ms=steps.get(str(parse_request(fix.replays)))) if fix.replays else fix
-                for fix in one.fixes
-            ),
-        )
-        if steps
-        else one
-        for one in findings
-    ]
+    told = []
+    for one in findings:
+        fixes = list(one.fixes)
+        for (_, number), request in _requests([one]).items() if steps else ():
+            fixes[number] = replace(fixes[number], after_plan_ms=steps.get(str(request)))
+        told.append(replace(one, fixes=tuple(fixes)))
+    return told
 
 
 def as_planned(findings: list[Finding], plan: Sequence[PlanStep], ledger: Ledger) -> list[Finding]:

@@ -32,18 +32,13 @@ def number(measurements: Measurements, fact: Fact) -> float | None:
     return float(value) if isinstance(value, (int, float)) else None
 
 
-def gain_ms(finding: Finding) -> float:
-    """The likely gain of a fix, else its bound, in milliseconds; 0 where nothing is known of it."""
-    return finding.gain.size_ms if finding.gain is not None else 0.0
-
-
 def cost_words(finding: Finding) -> str:
     """What a finding costs the step: ``11 ms``, ``up to 31 ms`` of a bound; "" where that is not known."""
     if finding.told_ms is not None:
         return format_ms(finding.told_ms)
-    likely = finding.gain is not None and finding.gain.likely_ms is not None
-    size = gain_ms(finding)
-    return f"{'about' if likely else 'up to'} {format_ms(size)}" if size > 0 else ""
+    if finding.gain is None or finding.bound_ms <= 0:
+        return ""
+    return f"{'up to' if finding.gain.likely_ms is None else 'about'} {format_ms(finding.bound_ms)}"
 
 
 def healthy(
@@ -123,7 +118,7 @@ def _first_fix(finding: Finding, run: RunInfo, least: float) -> str:
 
 def cost_ms(finding: Finding) -> float:
     """What a finding costs the step, in ms, as reports tell it; else what its rule bounds."""
-    return gain_ms(finding) if finding.told_ms is None else finding.told_ms
+    return finding.bound_ms if finding.told_ms is None else finding.told_ms
 
 
 def is_compute_bound(measurements: Measurements, step: float) -> bool:
@@ -144,7 +139,7 @@ def lost_compute(ledger: Ledger | None, step: float) -> tuple[LedgerCause, ...]:
 def is_told(finding: Finding, told: Sequence[LedgerCause]) -> bool:
     """True if a finding costs no more than those of some causes that it tells."""
     mine = [one.share_ms for one in told if finding.rule_id in (one.id, *one.told_by)]
-    cost = gain_ms(finding) if finding.cost_ms is None else finding.cost_ms
+    cost = finding.bound_ms if finding.cost_ms is None else finding.cost_ms
     return bool(mine) and cost <= sum(mine) * (1 + WORTH)
 
 

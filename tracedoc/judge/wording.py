@@ -13,9 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tracedoc.diagnosis import Fix
-from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.rule import OTHERWISE, RuleFix, Words, value_key
-from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_quantity
 from tracedoc.values import Unknown, Value
 
@@ -151,11 +149,6 @@ def with_ranks(
         others = ranks_text([key for key in keys if key != worst])
         where.append(f"the worst of {ranks_text(keys)}" if has_gain else f"and {others} as well")
     return before_full_stop(message, ", ".join(where)) if where else message
-
-
-def run_step(measurements: Measurements) -> Value:
-    """The step of the run, to which every share and time of an answer refers."""
-    return measurements.value(step_ms)
 
 
 def other_step(own: Value | None, of_run: Value) -> str:

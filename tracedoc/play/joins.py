@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,13 @@ from msgspec.structs import replace
 
 from tracedoc.play.run_program import CollectiveParts, Gathering, RunProgram, Scenario
 from tracedoc.play.scenarios import split_transfers
-from tracedoc.ranks.bandwidth import SizeCurve
-from tracedoc.ranks.matching import Matching
+from tracedoc.ranks.run_view import RunView
+from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Cause, RankProgram
+from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.collective_roles import is_extra
-from tracedoc.timeline.collective_table import NONE, CollectiveTable, by_rank
+from tracedoc.timeline.collective_table import NONE, by_rank
 from tracedoc.trace.distinct import distinct
 from tracedoc.trace.vocabulary import P2P_OPS
 
@@ -26,33 +27,24 @@ SLACK_SHARE = 0.1
 clocks are wrong, and the shortest part counts."""
 
 
-def join_run(
-    ranks: Sequence[int],
-    programs: Iterable[RankProgram],
-    tables: Sequence[CollectiveTable],
-    gradients: Sequence[npt.NDArray[np.bool_]],
-    roles: Sequence[npt.NDArray[np.uint8]],
-    matching: Matching,
-    links: Sequence[SizeCurve | None] = (),
-    spare_cores: int | None = None,
-) -> RunProgram:
-    """Return the program of a run; the columns of each rank are in the order of ``ranks``.
-
-    ``links`` are those of the matching's groups, ``spare_cores`` those of :class:`Layout`.
+def join_run(run: RunView, digests: Sequence[RankDigest], step: int) -> RunProgram:
+    """Return the program of a step of a run; the columns of each rank are in the order of ``digests``.
 
     Parts of a program that nothing is matched with wait for nobody: their whole length is transfer.
     """
+    matching = run.matching
     position = {rank: place for place, rank in enumerate(matching.ranks)}
     parts_of_rank, none = by_rank(matching.part_rank, len(position)), np.empty(0, dtype=np.intp)
     latest, known = matching.latest_start_ns, matching.has_latest_start
     length_of_part = matching.end_ns - matching.start_ns
     shortest = np.minimum.reduceat(length_of_part, matching.first[:-1]) if len(matching) else length_of_part
-    gathering, base, offsets = Gathering(len(ranks)), 0, []
+    gathering, base, offsets = Gathering(len(digests)), 0, []
     columns: list[dict[str, npt.NDArray[Any]]] = []
     peers: list[Int64Array] = []
     ends: list[Int64Array] = []
     kinds: dict[str, int] = {}
-    for rank, program, table, gradient, role in zip(ranks, programs, tables, gradients, roles, strict=True):
+    for digest in digests:
+        rank, table, program = digest.rank, digest.collectives, program_of(digest, step)
         gathering.add(rank, program)
         mine = np.flatnonzero(program.row >= 0)
         rows = program.row[mine]
@@ -64,7 +56,8 @@ def join_run(
         found[at], length[at] = operations, matching.end_ns[parts] - latest[operations]
         met = found[rows] >= 0
         op, moved = found[rows], program.dur[mine].astype(np.int64)
-        group, complete = np.full(mine.size, NONE, dtype=np.int32), np.zeros(mine.size, dtype=bool)
+        none_of = np.zeros(mine.size, dtype=bool)
+        group, complete = np.full(mine.size, NONE, dtype=np.int32), none_of.copy()
         group[met], complete[met] = matching.group[op[met]], matching.complete[op[met]]
         moved[met] = _moved(length[rows[met]], shortest[op[met]], is_cpu=program.is_cpu)
         names = [kinds.setdefault(one.op, len(kinds)) for one in table.kinds] or [0]
@@ -78,8 +71,8 @@ def join_run(
                 "nbytes": table.nbytes[rows],
                 "kind": np.array(names, dtype=np.int32)[table.kind[rows]],
                 "group": group,
-                "gradients": gradient[rows] if gradient.size else np.zeros(rows.size, dtype=bool),
-                "extra": is_extra(role[rows]) if role.size else np.zeros(rows.size, dtype=bool),
+                "gradients": digest.gradients[rows] if digest.gradients.size else none_of,
+                "extra": is_extra(digest.roles[rows]) if digest.roles.size else none_of,
                 "complete": complete,
                 "block": blocks[mine],
             }
@@ -102,16 +95,24 @@ def join_run(
         **whole,
         kinds=tuple(kinds),
         group_sizes=tuple(one.size for one in matching.groups),
-        links=tuple(links),
+        links=tuple(run.curves),
         staged=matching.staged,
     )
     collectives = replace(collectives, splits=tuple(split_transfers(collectives, one) for one in Scenario))
     first = min(offsets, default=0)
     starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))
-    joined = gathering.joined(collectives, starts.astype(np.int64), spare_cores)
+    ranks = [one.rank for one in digests]
+    joined = gathering.joined(collectives, starts.astype(np.int64), run.job.spare_cores(ranks))
+    if joined.layout.is_cpu and run.job.ranks:
+        joined = joined.edited(layout=replace(joined.layout, core_waits=core_waits(run.job, ranks)))
     if not matching.staged or not matching.clock.aligned:
         return joined
     return _answered(joined, np.concatenate(peers), np.concatenate(ends))
+
+
+def program_of(digest: RankDigest, step: int) -> RankProgram:
+    """The program of a rank's step, which it has."""
+    return next(one for one in digest.programs if one.step == step).decoded()
 
 
 def _moved(length_ns: Int64Array, shortest_ns: Int64Array, *, is_cpu: bool) -> Int64Array:
@@ -168,3 +169,32 @@ def _answered(program: RunProgram, peer: Int64Array, end_ns: Int64Array) -> RunP
     columns = {name: np.concatenate((getattr(layout, name), one)) for name, one in more.items()}
     active = np.concatenate((program.active, np.ones(len(ties), dtype=bool)))
     return program.edited(layout=replace(layout, **columns), active=active)
+
+
+def core_waits(job: Job, ranks: Container[int]) -> tuple[float, float]:
+    """Of the time in which training threads could run, what they waited for cores that the job's had.
+
+    The least and the most, as shares. Most is all that they waited; least what is left if they waited for as
+    large a share as other processes had of the host, 0 where that is not counted.
+    """
+    known = [one for one in job.ranks if one.rank in ranks]
+    waited = sum(one.training_thread.get("waited_us", 0) for one in known)
+    could = waited + sum(one.training_thread.get("ran_us", 0) for one in known)
+    if not could:
+        return 0.0, 0.0
+    taken = max(_taken_frac(job, host) for host in {one.host for one in known})
+    return max(waited / could - taken, 0.0), waited / could
+
+
+def _taken_frac(job: Job, host: str) -> float:
+    """The share of a host's processors that others than ranks and their loaders had, 1 if unknown."""
+    ranks = [one for one in job.ranks if one.host == host]
+    time, idle, user, system = (
+        sum(one.counters.get(name, 0) for one in ranks)
+        for name in ("host.cpu_us", "host.idle_us", "process.user_us", "process.system_us")
+    )
+    loaders = [one.machine.loader for one in ranks if one.machine.loader is not None]
+    workers = sum(worker.get("ran_us", 0) for one in loaders for worker in one.workers)
+    # Each rank counted the host.
+    own = (user + system + workers) * len(ranks)
+    return max(time - idle - own, 0) / time if time else 1.0

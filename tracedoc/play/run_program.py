@@ -112,7 +112,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True, dict=True):
     ones end. At the points ``batch_point`` the host waited ``batch_ns`` for a batch of loader workers.
     ``spare_cores`` are those that the operators of no rank use (:meth:`tracedoc.run.job.Job.spare_cores`),
     ``core_waits`` are the least and most of what ranks on CPUs waited for cores that the job's own threads
-    had, as shares of what they could run (:func:`tracedoc.play.run_replay.core_waits`). ``kept`` caches what
+    had, as shares of what they could run (:func:`tracedoc.play.joins.core_waits`). ``kept`` caches what
     many changes ask of it; a copy has its own.
     """
 

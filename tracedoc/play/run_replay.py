@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -17,39 +17,7 @@ from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.scenarios import as_measured, as_scenario
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
-from tracedoc.run.job import Job
-from tracedoc.step.program import RankProgram
 from tracedoc.step.rank_digest import RankDigest
-
-
-def core_waits(job: Job, ranks: Container[int]) -> tuple[float, float]:
-    """Of the time in which training threads could run, what they waited for cores that the job's had.
-
-    The least and the most, as shares. Most is all that they waited; least what is left if they waited for as
-    large a share as other processes had of the host, 0 where that is not counted.
-    """
-    known = [one for one in job.ranks if one.rank in ranks]
-    waited = sum(one.training_thread.get("waited_us", 0) for one in known)
-    could = waited + sum(one.training_thread.get("ran_us", 0) for one in known)
-    if not could:
-        return 0.0, 0.0
-    taken = max(_taken_frac(job, host) for host in {one.host for one in known})
-    return max(waited / could - taken, 0.0), waited / could
-
-
-def _taken_frac(job: Job, host: str) -> float:
-    """The share of a host's processors that others than ranks and their loaders had, 1 if unknown."""
-    ranks = [one for one in job.ranks if one.host == host]
-    time, idle, user, system = (
-        sum(one.counters.get(name, 0) for one in ranks)
-        for name in ("host.cpu_us", "host.idle_us", "process.user_us", "process.system_us")
-    )
-    loaders = [one.machine.loader for one in ranks if one.machine.loader is not None]
-    workers = sum(worker.get("ran_us", 0) for one in loaders for worker in one.workers)
-    # Each rank counted the host.
-    own = (user + system + workers) * len(ranks)
-    return max(time - idle - own, 0) / time if time else 1.0
-
 
 UNSURE, WRONG = 0.02, 0.05
 """A replay that misses the measured step by more than these shares is of low confidence, or none."""
@@ -238,16 +206,8 @@ def _replay_of(
     run: RunView, representative: RankDigest, step: int, *, lenient: bool = False
 ) -> RunReplay | Refusal:
     there = [digest for digest in run.digests if any(one.step == step for one in digest.programs)]
-    ranks = [digest.rank for digest in there]
-    tables = [digest.collectives for digest in there]
-    gradients, roles = [digest.gradients for digest in there], [digest.roles for digest in there]
-    spare = run.job.spare_cores(ranks)
-    program = join_run(
-        ranks, _decoded(there, step), tables, gradients, roles, run.matching, run.curves, spare
-    )
-    if program.layout.is_cpu and run.job.ranks:
-        program = program.edited(layout=replace(program.layout, core_waits=core_waits(run.job, ranks)))
-    subject = ranks.index(representative.rank)
+    program = join_run(run, there, step)
+    subject = program.layout.ranks.index(representative.rank)
     assert representative.judged_step is not None
     step_ms = representative.judged_step.budget.window_ns / 1e6
     try:
@@ -263,7 +223,7 @@ def _replay_of(
         if (
             isinstance(found, Refusal)
             and program.layout.periodic
-            and len(program.layout.framed) == len(ranks)
+            and len(program.layout.framed) == len(there)
         ):
             # Ranks whose steps differ do not repeat them; the one that was captured may be played alone.
             once = _replayed(run, program.played_once(), subject, step_ms)
@@ -281,11 +241,6 @@ def _common_step(run: RunView, representative: RankDigest) -> int | Refusal:
     common = set.intersection(*({one.step for one in digest.programs} for digest in run.digests))
     step = next((one.step for one in representative.programs if one.step in common), None)
     return Refusal("the ranks have no analysed step in common") if step is None else step
-
-
-def _decoded(digests: Sequence[RankDigest], step: int) -> Iterator[RankProgram]:
-    for digest in digests:
-        yield next(one for one in digest.programs if one.step == step).decoded()
 
 
 def _replayed(

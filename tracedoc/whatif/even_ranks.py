@@ -214,8 +214,7 @@ def balanced_hosts(program: RunProgram, even: Even) -> Times:
 def balanced_stages(program: RunProgram, even: Even) -> Times:
     """Durations in which every rank computes as long on its passes as the mean stage."""
     found = even.dur.astype(np.int64)
-    passes = [passes_of(program, place)[0] for place in range(len(program.layout.ranks))]
-    sums = np.array([float(found[events].sum()) for events in passes])
+    passes, sums = all_passes(program, found)
     scale_to(found, passes, sums, _mean_stage(sums, even))
     return found
 
@@ -236,8 +235,7 @@ def waits_beyond_schedule(program: RunProgram, even: Even) -> Times:
     lone = np.where(between_stages(program) & ~joins.complete, program.transfer, 0)
     if even.bubble_frac is None or not lone.any():
         return np.zeros_like(lone)
-    passes = [passes_of(program, place)[0] for place in range(len(layout.ranks))]
-    longest = max(float(program.dur[events].sum()) for events in passes)
+    longest = float(all_passes(program, program.dur)[1].max())
     # Each of two neighbours has its part of what they send each other.
     sent = between_stages(program) & joins.complete
     longest += float(np.bincount(joins.group[sent], weights=program.transfer[sent]).max(initial=0.0))
@@ -261,6 +259,12 @@ def scale_to(dur: Times, parts: list[Index], sums: npt.NDArray[np.float64], leng
     for events, now in zip(parts, sums.tolist(), strict=True):
         if now > 0:
             dur[events] = np.rint(dur[events] * (length / now))
+
+
+def all_passes(program: RunProgram, dur: Times) -> tuple[list[Index], npt.NDArray[np.float64]]:
+    """The compute of the passes of each rank, and what that takes together."""
+    passes = [passes_of(program, place)[0] for place in range(len(program.layout.ranks))]
+    return passes, np.array([float(dur[events].sum()) for events in passes])
 
 
 def passes_of(program: RunProgram, place: int) -> tuple[Index, Index]:

@@ -80,7 +80,7 @@ def larger_batch(run: RunView, per_step: Collection[str]) -> Doubled | None:
 
 def _saved_ms(replay: RunReplay, mended: Iterable[Entry]) -> dict[Scenario, float] | None:
     """What twice the batch saves of the step without some causes, in each scenario."""
-    taken = [step for one in taken_by(mended) if (step := one.steps[0]) is not None]
+    taken = [step for one in taken_by(mended) if (step := one[0]) is not None]
     saved = {}
     for scenario in Scenario:
         base = replay.base[scenario]

@@ -14,9 +14,8 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Group
 from tracedoc.values import once
 from tracedoc.whatif.ledger_causes import SPLIT_FROM, find_families
-from tracedoc.whatif.ledger_entries import Entry, find_entries, find_pairs, related, taken_by
+from tracedoc.whatif.ledger_entries import Entry, Plays, find_entries, find_pairs, related, taken_by
 from tracedoc.whatif.ledger_places import place_of, ranks_of, taken_by_rank
-from tracedoc.whatif.ledger_plays import Plays
 from tracedoc.whatif.ledger_steps import (
     StepsApart,
     clock_error_ms,

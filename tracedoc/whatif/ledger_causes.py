@@ -91,14 +91,13 @@ def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]
     there = [one for one in families if one is not None]
     ids = dict.fromkeys(name for one in there for name in one.members)
     members = {
-        name: OverSteps(tuple(None if one is None else one.members.get(name) for one in families))
-        for name in ids
+        name: tuple(None if one is None else one.members.get(name) for one in families) for name in ids
     }
     beside = tuple(
         None if one is None else next((part for part in one.whole if part not in one.members.values()), None)
         for one in families
     )
-    whole = [OverSteps(beside)] if any(beside) else []
+    whole = [beside] if any(beside) else []
     whole += [members[name] for name in ids if any(one.members.get(name) in one.whole for one in there)]
     return Family(tuple(whole), members, there[0].rest, there[0].after)
 

@@ -37,7 +37,7 @@ def taken_by_rank(programs: Sequence[RunProgram], removals: Sequence[OverSteps])
         of_point = layout.point_rank
         labels = dict.fromkeys(("dur", "gap"), layout.event_rank)
         labels |= dict.fromkeys(("lag", "own", "ready"), of_point)
-        for one in filter(None, (over.steps[row] for over in removals)):
+        for one in filter(None, (over[row] for over in removals)):
             for name in labels.keys() & one.parts.keys():
                 taken[row] += one.parts[name].spread(labels[name], taken.shape[1])
     return taken
@@ -82,7 +82,7 @@ def place_of(
         return code
     found: dict[str, float] = {}
     for place, program in enumerate(programs):
-        parts = [part for one in removals if (part := one.steps[place]) is not None]
+        parts = [part for one in removals if (part := one[place]) is not None]
         taken, where = _in_step(program, parts, told_ms * 1e6)
         found[where] = found.get(where, 0.0) + taken
     where = max(found, key=found.__getitem__, default="")

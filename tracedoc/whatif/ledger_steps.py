@@ -57,13 +57,17 @@ class StepsApart(msgspec.Struct, frozen=True):
 
 def late_over_steps(run: RunView, cause: str) -> tuple[int, ...]:
     """The ranks that a cause makes late, by what each costs all steps: those that cost half of the worst."""
-    costs = {
-        late.rank: float(np.maximum(late.gain_ns, 0).mean())
-        for late in stragglers(run)
-        if KIND_OF.get(late.cause, "ranks.host") == cause
-    }
+    costs = {rank: ns for kind, rank, ns in _costs(run) if kind == cause}
     worst = max(costs.values(), default=0.0)
     return tuple(sorted(rank for rank, ns in costs.items() if ns >= worst / 2 > 0))
+
+
+def _costs(run: RunView) -> list[tuple[str, int, float]]:
+    """The cause that makes each late rank late, the rank, and what it costs all steps on average, in ns."""
+    return [
+        (KIND_OF.get(one.cause, "ranks.host"), one.rank, float(np.maximum(one.gain_ns, 0).mean()))
+        for one in stragglers(run)
+    ]
 
 
 def recurring_ms(run: RunView) -> tuple[float, float]:
@@ -236,8 +240,7 @@ def mean_error(values: Floats) -> float:
 def _by_cause(run: RunView) -> dict[str, tuple[float, tuple[int, ...]]]:
     """The share of each cause in what late ranks cost, by what makes each of them late, and its ranks."""
     costs: dict[str, float] = {}
-    for late in stragglers(run):
-        cause = KIND_OF.get(late.cause, "ranks.host")
-        costs[cause] = costs.get(cause, 0.0) + float(np.maximum(late.gain_ns, 0).mean())
+    for cause, _, ns in _costs(run):
+        costs[cause] = costs.get(cause, 0.0) + ns
     total = sum(costs.values())
     return {name: (cost / total, late_over_steps(run, name)) for name, cost in costs.items() if total}

@@ -7,11 +7,11 @@ from itertools import groupby, pairwise
 import msgspec
 import numpy as np
 
+from tracedoc.play.joins import program_of
 from tracedoc.play.path import measure_path
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array, Spans
-from tracedoc.step.program import RankProgram
 from tracedoc.tables import PathStretch, Picture
 
 FINEST = 1500
@@ -68,14 +68,11 @@ def _pieces(run: RunView, replay: RunReplay, picture: Picture) -> _Pieces:
     digests = {digest.rank: digest for digest in run.digests}
     rows = {row.rank: row for row in picture.rows}
 
-    def program_of(rank: int) -> RankProgram:
-        return next(one for one in digests[rank].programs if one.step == replay.step).decoded()
-
     starts, ends, key, what = [], [], [], []
     keys: dict[Key, int] = {}
     words: dict[str, int] = {}
     layout = replay.program.layout
-    measured = measure_path(replay.path, layout, program_of)
+    measured = measure_path(replay.path, layout, lambda rank: program_of(digests[rank], replay.step))
     for rank, of_rank in groupby(measured, key=lambda one: one.piece.rank):
         step = next((step for step in digests[rank].steps if step.index == picture.step), None)
         if rank not in rows or step is None:

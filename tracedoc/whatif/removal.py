@@ -75,10 +75,8 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
         return cls(parts, dropped=dropped, unasked=unasked, alone=alone, doubt=doubt)
 
 
-class OverSteps(msgspec.Struct, frozen=True, eq=False):
-    """What goes with a cause in each played step, in their order; ``None`` where a step has nothing of it."""
-
-    steps: tuple[Removal | None, ...]
+OverSteps = tuple[Removal | None, ...]
+"""What goes with a cause in each played step, in their order; ``None`` where a step has nothing of it."""
 
 
 def without(program: RunProgram, removals: Sequence[Removal]) -> RunProgram:

@@ -102,8 +102,7 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
     """
     layout, joins = program.layout, program.layout.joins
     target = joins.event[moved]
-    starts = ~layout.to_host
-    to = np.where(starts & program.active, layout.cause_to, NONE)
+    to = np.where(~layout.to_host & program.active, layout.cause_to, NONE)
     order = np.argsort(joins.event[causes], kind="stable")
     models = joins.event[causes][order]
     # Several may start as one does today.
@@ -113,15 +112,20 @@ def started_as(program: RunProgram, moved: Index, calls: Index, causes: Index) -
     within = np.arange(ties.size) - np.repeat(np.cumsum(many) - many, many)
     pair = order[first[ties] + within]
     launched = np.flatnonzero(layout.point[joins.event[calls]] >= 0)
-    dropped = starts & is_among(np.where(starts, layout.cause_to, NONE), target)
-    on_launch = program.launched.copy()
-    on_launch[moved] = False
-    edited = program.edited(active=program.active & ~dropped, launched=on_launch)
-    edited = edited.tied(
+    edited = unbound(program, moved).tied(
         layout.cause_from[ties], target[pair], layout.cause_lag[ties], back=layout.cause_back[ties]
     )
     called = joins.event[calls[launched]]
     return edited.tied(layout.point[called], target[launched], layout.launch_lag[called], of_point=True)
+
+
+def unbound(program: RunProgram, parts: Index | Mask) -> RunProgram:
+    """The program in which some parts of collectives wait for no cause, and for no launch."""
+    layout, launched = program.layout, program.launched.copy()
+    launched[parts] = False
+    goal = np.where(layout.to_host, NONE, layout.cause_to)
+    bound = ~layout.to_host & is_among(goal, layout.joins.event[parts])
+    return program.edited(active=program.active & ~bound, launched=launched)
 
 
 @as_change(assuming="there is memory for all gathered parameters")
@@ -140,21 +144,11 @@ def without_collectives(program: RunProgram, chosen: Mask) -> RunProgram:
     the slow one. On CPUs the threads that move bytes take cores from the work before the call, and how much
     they slow it is as unknown.
     """
-    layout, joins = program.layout, program.layout.joins
-    events = joins.event[chosen]
-    starts = ~layout.to_host
-    gone = starts & is_among(np.where(starts, layout.cause_to, NONE), events)
-    lag = program.lag.copy()
-    points = layout.point[events]
+    points, lag = program.layout.point[program.layout.joins.event[chosen]], program.lag.copy()
     points = points[points >= 0]
     lag[points] = np.rint(lag[points] * of_scenario(program.scenario, *CALLS_STAY)).astype(np.int64)
-    return program.edited(
-        active=program.active & ~gone,
-        launched=program.launched & ~chosen,
-        joined=program.joined & ~chosen,
-        transfer=np.where(chosen, 0, program.transfer),
-        lag=lag,
-    )
+    transfer = np.where(chosen, 0, program.transfer)
+    return unbound(program, chosen).edited(joined=program.joined & ~chosen, transfer=transfer, lag=lag)
 
 
 def gathers_of(program: RunProgram, name: str) -> Mask:

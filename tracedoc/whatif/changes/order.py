@@ -7,11 +7,10 @@ import numpy as np
 from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
-from tracedoc.timeline.collective_table import NONE
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.whatif.changes.buckets import backward_pass, nearest
 from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, as_change, of_scenario
-from tracedoc.whatif.changes.gathers import gathered_ahead, unit_gathers, without_collectives
+from tracedoc.whatif.changes.gathers import gathered_ahead, unbound, unit_gathers, without_collectives
 
 CALL_NS = 6_000
 """From the end of what a collective waits for to its start."""
@@ -62,18 +61,8 @@ def reduce_when_ready(program: RunProgram) -> RunProgram:
         ready.append(computed[place[early]])
     if not moved:
         raise NotApplicable("no gradients are reduced after the backward pass in several messages")
-    return _begun_after(program, np.concatenate(moved), np.concatenate(ready))
-
-
-def _begun_after(program: RunProgram, moved: Index, ready: Index) -> RunProgram:
-    """The program in which parts begin when events have ended, and wait for no launch and no other cause."""
-    layout = program.layout
-    target = layout.joins.event[moved]
-    starts = ~layout.to_host
-    dropped = starts & is_among(np.where(starts, layout.cause_to, NONE), target)
-    launched = program.launched.copy()
-    launched[moved] = False
-    return program.edited(active=program.active & ~dropped, launched=launched).tied(ready, target, CALL_NS)
+    parts = np.concatenate(moved)
+    return unbound(program, parts).tied(np.concatenate(ready), joins.event[parts], CALL_NS)
 
 
 def gather_in_time(program: RunProgram) -> RunProgram:

@@ -11,7 +11,7 @@ from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.whatif.changes.change import PASSES, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.kernels import UNFILLED_NS, batch_work, growing
 from tracedoc.whatif.changes.transfers import with_bytes
-from tracedoc.whatif.even_ranks import between_stages, passes_of, scale_to
+from tracedoc.whatif.even_ranks import all_passes, between_stages, scale_to
 
 OF_STAGES = (1.0, 1.05, 1.15)
 """Between its first and its last micro-batch a stage takes so many times what its own work takes: what it
@@ -25,9 +25,8 @@ def balance_stages(program: RunProgram) -> RunProgram:
     """The passes of all stages compute equally long: layers move from the longest to the others."""
     if not between_stages(program).any():
         raise NotApplicable(NO_STAGES)
-    passes = [passes_of(program, place)[0] for place in range(len(program.layout.ranks))]
     dur = program.dur.astype(np.int64)
-    sums = np.array([float(dur[events].sum()) for events in passes])
+    passes, sums = all_passes(program, dur)
     if program.layout.is_cpu or not (sums > 0).all():
         raise NotApplicable("not every rank shows what its passes compute")
     scale_to(dur, passes, sums, float(sums.mean()))
@@ -53,8 +52,7 @@ def halve_micro_batches(program: RunProgram) -> RunProgram:
         raise NotApplicable(NO_STAGES)
     unfilled_ns = of_scenario(program.scenario, *UNFILLED_NS[::-1])
     dur = program.dur.astype(np.int64)
-    for place in range(len(program.layout.ranks)):
-        events = passes_of(program, place)[0]
+    for events in all_passes(program, dur)[0]:
         dur[events] -= growing(dur[events], unfilled_ns) // 2
     lag = program.lag - batch_work(program)[1] // 2
     return _once_more(with_bytes(program.edited(dur=dur, lag=lag), between, 0.5))
@@ -69,12 +67,12 @@ def _once_more(program: RunProgram) -> RunProgram:
     """
     layout = program.layout
     dur, lag = program.dur.astype(np.int64), program.lag.astype(np.int64)
-    passes = [passes_of(program, place)[0] for place in range(len(layout.ranks))]
+    passes, sums = all_passes(program, dur)
     in_passes = is_among(layout.part, PASSES)
     of_host = batch_work(program)[1] if layout.is_cpu else np.where(in_passes, lag + program.own, 0)
     rank = layout.point_rank
     hosts = np.bincount(rank, weights=of_host, minlength=len(layout.ranks))
-    longer = np.maximum(hosts, [float(dur[events].sum()) for events in passes])
+    longer = np.maximum(hosts, sums)
     meets = _meeting(program)
     for one in distinct(meets).tolist():
         slowest = int(np.where(meets == one, longer, -1).argmax())
