@@ -158,41 +158,26 @@ def _admit(node: ast.expr, names: dict[str, None]) -> None:
         ):
             children = (left, *rights)
         case ast.Call(func=ast.Name(id=function), args=arguments, keywords=[]) if function in FUNCTIONS:
-            _admit_arguments(node, function, len(arguments))
+            if (len(arguments) == 1) != (function == "abs") or not arguments:
+                count = "one argument" if function == "abs" else "two or more arguments"
+                raise ExpressionError(f"{function} takes {count}", node.col_offset)
             children = arguments
         case ast.Name(id=name):
             if name in FUNCTIONS:
                 raise ExpressionError(f"{name} is a function: write {name}(...)", node.col_offset)
             names[name] = None
             return
-        case ast.Constant(value=value):
-            _admit_constant(node, value)
+        case ast.Constant(value=bool() | str()):
+            return
+        case ast.Constant(value=int() | float() as number):
+            # Beyond 2**53 an integer has no exact float; 1e999 is infinite.
+            if abs(number) > 2**53:
+                raise ExpressionError("the number is too large", node.col_offset)
             return
         case _:
-            raise ExpressionError(f"{_text(node)!r} is not part of the rule language", node.col_offset)
+            raise ExpressionError(f"{ast.unparse(node)!r} is not part of the rule language", node.col_offset)
     for child in children:
         _admit(child, names)
-
-
-def _admit_arguments(node: ast.expr, function: str, count: int) -> None:
-    if function == "abs" and count != 1:
-        raise ExpressionError("abs takes one argument", node.col_offset)
-    if function != "abs" and count < 2:
-        raise ExpressionError(f"{function} takes two or more arguments", node.col_offset)
-
-
-def _admit_constant(node: ast.expr, value: object) -> None:
-    if isinstance(value, bool | str):
-        return
-    if not isinstance(value, int | float):
-        raise ExpressionError(f"{_text(node)!r} is not part of the rule language", node.col_offset)
-    # Beyond 2**53 an integer has no exact float; 1e999 is infinite.
-    if abs(value) > 2**53:
-        raise ExpressionError("the number is too large", node.col_offset)
-
-
-def _text(node: ast.expr) -> str:
-    return ast.unparse(node)
 
 
 def _check_texts(expression: Expression, texts: Mapping[str, Collection[str]]) -> None:
@@ -215,19 +200,22 @@ def _unit_of(node: ast.expr, units: Mapping[str, str]) -> Unit:
     match node:
         case ast.BoolOp(values=operands):
             for operand in operands:
-                _require_truth(operand, units)
+                _require(operand, _BOOL, units)
             return _BOOL
         case ast.UnaryOp(op=ast.Not(), operand=operand):
-            _require_truth(operand, units)
-            return _BOOL
+            return _require(operand, _BOOL, units)
         case ast.UnaryOp(operand=operand):
-            return _number_unit(operand, units)
-        case ast.BinOp():
-            return _arithmetic_unit(node, units)
+            return _require(operand, _NUMBER, units)
+        case ast.BinOp(left=left, op=operator, right=right):
+            one, other = _require(left, _NUMBER, units), _require(right, _NUMBER, units)
+            if isinstance(operator, ast.Mult | ast.Div):
+                return _product(one, other, 1 if isinstance(operator, ast.Mult) else -1)
+            purpose = "added" if isinstance(operator, ast.Add) else "subtracted"
+            return _common_unit([(left, one), (right, other)], purpose)
         case ast.Compare():
             return _comparison_unit(node, units)
         case ast.Call(func=ast.Name(id=function), args=arguments):
-            measured = [(argument, _number_unit(argument, units)) for argument in arguments]
+            measured = [(argument, _require(argument, _NUMBER, units)) for argument in arguments]
             return _common_unit(measured, f"arguments of one {function}")
         case ast.Name(id=name):
             if name not in units:
@@ -243,14 +231,6 @@ def _unit_of(node: ast.expr, units: Mapping[str, str]) -> Unit:
             raise AssertionError(f"parse admitted {type(node).__name__}")
 
 
-def _arithmetic_unit(node: ast.BinOp, units: Mapping[str, str]) -> Unit:
-    one, other = _number_unit(node.left, units), _number_unit(node.right, units)
-    if isinstance(node.op, ast.Add | ast.Sub):
-        purpose = "added" if isinstance(node.op, ast.Add) else "subtracted"
-        return _common_unit([(node.left, one), (node.right, other)], purpose)
-    return _product(one, other, 1 if isinstance(node.op, ast.Mult) else -1)
-
-
 def _comparison_unit(node: ast.Compare, units: Mapping[str, str]) -> Unit:
     sides = [(side, _unit_of(side, units)) for side in (node.left, *node.comparators)]
     for position, relation in enumerate(node.ops):
@@ -261,17 +241,12 @@ def _comparison_unit(node: ast.Compare, units: Mapping[str, str]) -> Unit:
     return _BOOL
 
 
-def _require_truth(node: ast.expr, units: Mapping[str, str]) -> None:
+def _require(node: ast.expr, like: Unit, units: Mapping[str, str]) -> Unit:
+    """The unit of an operand, which must be of one kind with another."""
     unit = _unit_of(node, units)
-    if unit.kind != "bool":
-        message = f"{_text(node)!r} is {_describe(unit)}, not a truth value: compare it with something"
-        raise ExpressionError(message, node.col_offset)
-
-
-def _number_unit(node: ast.expr, units: Mapping[str, str]) -> Unit:
-    unit = _unit_of(node, units)
-    if unit.kind != "number":
-        raise ExpressionError(f"{_text(node)!r} is {_describe(unit)}, not a number", node.col_offset)
+    if unit.kind != like.kind:
+        wanted = "a number" if like is _NUMBER else "a truth value: compare it with something"
+        raise ExpressionError(f"{ast.unparse(node)!r} is {_describe(unit)}, not {wanted}", node.col_offset)
     return unit
 
 
@@ -280,7 +255,8 @@ def _common_unit(operands: list[tuple[ast.expr, Unit]], purpose: str) -> Unit:
     for node, unit in operands[1:]:
         agreed = _agree(common, unit)
         if agreed is None:
-            message = f"{_text(first)!r} is {_describe(common)} and {_text(node)!r} is {_describe(unit)}: "
+            one, other = ast.unparse(first), ast.unparse(node)
+            message = f"{one!r} is {_describe(common)} and {other!r} is {_describe(unit)}: "
             if _NUMBER in (common, unit) and common.kind == unit.kind:
                 message += "give the number a unit by making it a param"
             else:
@@ -391,7 +367,7 @@ def _value_of(node: ast.expr, values: Mapping[str, Value], comparisons: list[Com
 def _truth_of(node: ast.expr, values: Mapping[str, Value], comparisons: list[Comparison]) -> bool | Unknown:
     value = _value_of(node, values, comparisons)
     if not isinstance(value, bool | Unknown):
-        value = Unknown(f"{_text(node)} is not a truth value")
+        value = Unknown(f"{ast.unparse(node)} is not a truth value")
     if isinstance(node, ast.Name):
         comparisons.append(_stated(node, value))
     return value
@@ -417,7 +393,7 @@ def _number(node: ast.expr, value: Value) -> float | Unknown:
     if isinstance(value, Unknown):
         return value
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return Unknown(f"{_text(node)} is {type(value).__name__}, not a number")
+        return Unknown(f"{ast.unparse(node)} is {type(value).__name__}, not a number")
     return value
 
 
@@ -427,12 +403,12 @@ def _calculate(
     if isinstance(one, Unknown) or isinstance(other, Unknown):
         return _join_unknown((one, other))
     if operator is ast.Div and other == 0:
-        return Unknown(f"division by zero: {_text(node)}")
+        return Unknown(f"division by zero: {ast.unparse(node)}")
     try:
         result = _ARITHMETIC[operator](float(one), float(other))
     except OverflowError:
         result = math.inf
-    return result if math.isfinite(result) else Unknown(f"too large: {_text(node)}")
+    return result if math.isfinite(result) else Unknown(f"too large: {ast.unparse(node)}")
 
 
 def _join_unknown(values: Iterable[Value]) -> Unknown:
@@ -449,8 +425,9 @@ def _compare(node: ast.Compare, values: Mapping[str, Value], comparisons: list[C
     for position, (operator, text) in enumerate(zip(node.ops, _texts_of_links(node), strict=True)):
         left, right = measured[position], measured[position + 1]
         holds = _relate(text, operator, left, right)
+        known = [None if isinstance(one, Unknown) else one for one in (left, right)]
         sure, reason = (None, holds.reason) if isinstance(holds, Unknown) else (holds, "")
-        comparisons.append(Comparison(text, _known(left), _known(right), sure, reason))
+        comparisons.append(Comparison(text, known[0], known[1], sure, reason))
         links.append(holds)
     return _kleene(links, decisive=False)
 
@@ -460,7 +437,7 @@ def _texts_of_links(node: ast.Compare) -> tuple[str, ...]:
     """Each link of a chain as text; a condition is evaluated for hundreds of ranks."""
     sides = [node.left, *node.comparators]
     return tuple(
-        _text(ast.Compare(sides[position], [operator], [sides[position + 1]]))
+        ast.unparse(ast.Compare(sides[position], [operator], [sides[position + 1]]))
         for position, operator in enumerate(node.ops)
     )
 
@@ -479,7 +456,3 @@ def _relate(text: str, operator: ast.cmpop, left: Value, right: Value) -> bool |
 
 def _kind(value: Scalar) -> str:
     return "bool" if isinstance(value, bool) else "text" if isinstance(value, str) else "number"
-
-
-def _known(value: Value) -> Scalar | None:
-    return None if isinstance(value, Unknown) else value

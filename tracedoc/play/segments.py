@@ -194,9 +194,8 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
     opens[leading] = True
     chosen = np.flatnonzero(~opens | layout.periodic)
     edges.add_ends("streams", meeting[behind_of[chosen]], start_base + chosen, opens[chosen], chosen)
-    runs = [_runs(layout, block, first_point, meeting) for block in _blocks_of_ranks(layout)]
-    run_closes = np.concatenate([closes for _, closes, _ in runs])
-    edges.add("launches", np.concatenate([host for _, _, host in runs]), start_base + run_closes)
+    blocks, (run_start, run_closes, run_node) = _blocks(layout, first_point, meeting)
+    edges.add("launches", run_node, start_base + run_closes)
     starts = np.flatnonzero(~to_host)
     edges.add_ends(
         "causes", layout.cause_from[starts], start_of(layout.cause_to[starts]), layout.cause_back[starts],
@@ -227,10 +226,10 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
         meeting=meeting,
         part=part,
         stretch_from=behind_of,
-        run_start=np.concatenate([begins for begins, _, _ in runs]),
+        run_start=run_start,
         run_closes=run_closes,
         sampled=sampled,
-        blocks=_blocks(layout, meeting, [begins.size for begins, _, _ in runs]),
+        blocks=blocks,
         src=np.concatenate(edges.src),
         dst=np.concatenate(edges.dst),
         back=np.concatenate(edges.back),
@@ -258,45 +257,36 @@ def _first_of_lanes(layout: Layout) -> Index:
     return np.flatnonzero(change)
 
 
-def _blocks_of_ranks(layout: Layout) -> list[tuple[slice, slice]]:
-    """Return the points and events of blocks of ranks: as few as a block may have, but one rank at least."""
+def _blocks(layout: Layout, first_point: Index, meeting: Index) -> tuple[tuple[Block, ...], list[Index]]:
+    """Blocks of ranks, as few as a block may have, but one rank at least, and the runs of launches in them.
+
+    Of each run it is where it begins among its block's events with a launch, what closes it, and its node.
+    """
     size = layout.event_base + layout.point_base
     bounds = [0]
     for rank in range(1, size.size):
         if size[rank] - size[bounds[-1]] > BLOCK or rank == size.size - 1:
             bounds.append(rank)
-    return [
-        (
-            slice(int(layout.point_base[begin]), int(layout.point_base[end])),
-            slice(int(layout.event_base[begin]), int(layout.event_base[end])),
+    blocks: list[Block] = []
+    columns: list[tuple[Index, Index, Index]] = []
+    runs = 0
+    for ends in pairwise(bounds):
+        points, events = (
+            slice(*base[list(ends)].tolist()) for base in (layout.point_base, layout.event_base)
         )
-        for begin, end in pairwise(bounds)
-    ]
-
-
-def _runs(
-    layout: Layout, block: tuple[slice, slice], first_point: Index, meeting: Index
-) -> tuple[Index, Index, Index]:
-    """The begins of runs among a block's events with a launch, what closes them, and their nodes."""
-    points, events = block
-    launch = layout.point[events]
-    event = np.flatnonzero(launch >= 0)
-    node_of_point = np.searchsorted(first_point, np.arange(points.start, points.stop), side="right") - 1
-    host = node_of_point[launch[event] - points.start]
-    closes = np.searchsorted(meeting, event + events.start)
-    new = np.ones(event.size, dtype=bool)
-    new[1:] = (host[1:] != host[:-1]) | (closes[1:] != closes[:-1])
-    begins = np.flatnonzero(new)
-    return begins, closes[begins], host[begins]
-
-
-def _blocks(layout: Layout, meeting: Index, runs: list[int]) -> tuple[Block, ...]:
-    ends = np.cumsum([0, *runs]).tolist()
-    found = []
-    for number, (points, events) in enumerate(_blocks_of_ranks(layout)):
-        first, last = np.searchsorted(meeting, (events.start, events.stop)).tolist()
-        found.append(Block(points, events, slice(first, last), slice(ends[number], ends[number + 1])))
-    return tuple(found)
+        launch = layout.point[events]
+        event = np.flatnonzero(launch >= 0)
+        node_of_point = np.searchsorted(first_point, np.arange(points.start, points.stop), side="right") - 1
+        host = node_of_point[launch[event] - points.start]
+        closes = np.searchsorted(meeting, event + events.start)
+        new = np.ones(event.size, dtype=bool)
+        new[1:] = (host[1:] != host[:-1]) | (closes[1:] != closes[:-1])
+        begins = np.flatnonzero(new)
+        columns.append((begins, closes[begins], host[begins]))
+        met = slice(*np.searchsorted(meeting, (events.start, events.stop)).tolist())
+        blocks.append(Block(points, events, met, slice(runs, runs + begins.size)))
+        runs += begins.size
+    return tuple(blocks), [np.concatenate(column) for column in zip(*columns, strict=True)]
 
 
 def _edges_of_ranks(base: Int64Array) -> tuple[Index, Index]:

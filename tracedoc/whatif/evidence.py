@@ -9,7 +9,6 @@ from functools import partial
 from tracedoc.diagnosis import Evidence
 from tracedoc.facts.catalog import CATALOG, Fact
 from tracedoc.facts.measure_run import Measurements
-from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Spans
 from tracedoc.step.rank_digest import RankDigest
 from tracedoc.topics.straggler.late_ranks import gaps_of, stragglers, waits_for
@@ -35,20 +34,16 @@ def _of_fact(fact: Fact) -> EvidenceCollector:
     """Return the collector of the intervals that a fact is measured as."""
 
     def collect(measurements: Measurements, key: str | None) -> tuple[Evidence, ...]:
-        digest = _digest_of(measurements, key)
-        return () if digest is None else _intervals(fact, measurements.run, digest)
+        run = measurements.run
+        known = {str(one.rank): one for one in run.digests}
+        digest = run.representative_digest if key is None else known.get(key)
+        if digest is None or digest.judged_step is None:
+            return ()
+        of_run = fact.spans
+        spans = digest.spans(fact.name) if of_run is None else of_run(run, digest, digest.judged_step)
+        return () if isinstance(spans, Unknown) else _places(digest, spans, fact.interval)
 
     return collect
-
-
-def _intervals(fact: Fact, run: RunView, digest: RankDigest) -> tuple[Evidence, ...]:
-    if digest.judged_step is None:
-        return ()
-    if fact.spans is None:
-        spans: Spans | Unknown = digest.spans(fact.name)
-    else:
-        spans = fact.spans(run, digest, digest.judged_step)
-    return () if isinstance(spans, Unknown) else _places(digest, spans, fact.interval)
 
 
 def _waits_for_straggler(
@@ -107,16 +102,6 @@ def longest_places(evidence: Sequence[Evidence], ranks: int) -> tuple[Evidence, 
         number for numbers in by_rank.values() for number in sorted(numbers, key=lengths.__getitem__)[:quota]
     ]
     return tuple(evidence[number] for number in sorted(kept))
-
-
-def _digest_of(measurements: Measurements, key: str | None) -> RankDigest | None:
-    run = measurements.run
-    if key is None:
-        return run.representative_digest
-    try:
-        return run.digest(int(key))
-    except (KeyError, ValueError):
-        return None  # a key that is no rank, or none that was captured
 
 
 _BEYOND_ONE_RANK: dict[str, EvidenceCollector] = {
