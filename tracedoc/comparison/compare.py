@@ -13,7 +13,6 @@ from tracedoc.comparison.differences import (
     FactChange,
     FindingChange,
     KernelChange,
-    Scaling,
     Setting,
     are_related,
     collectives_that_changed,
@@ -23,11 +22,18 @@ from tracedoc.comparison.differences import (
     kernels_that_changed,
     limits_of,
     places_that_differ,
-    scaling_of,
     settings_that_differ,
 )
 from tracedoc.comparison.step_change import StepChange, StepVerdict, same_capture, step_change, verdict_on
-from tracedoc.comparison.waterfall import Waterfall, cause_waterfall, compared_budget, step_lengths, waterfall
+from tracedoc.comparison.waterfall import (
+    Scaling,
+    Waterfall,
+    cause_waterfall,
+    compared_budget,
+    scaling_of,
+    step_lengths,
+    waterfall,
+)
 from tracedoc.diagnosis import BUDGET_PARTS, Diagnosis, RunInfo
 from tracedoc.errors import InputError, Limit
 from tracedoc.ledger import Range

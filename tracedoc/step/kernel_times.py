@@ -258,10 +258,6 @@ class KernelGroup(msgspec.Struct, frozen=True):
     lost_most_ms: float | None
 
 
-BY = ("operator", "module", "kernel", "phase")
-"""What kernels may have in common."""
-
-
 def kernel_groups(timeline: RankTimeline, by: str) -> list[KernelGroup]:
     """The compute of the analysed step by what kernels have in common, those with most time lost first.
 

@@ -14,7 +14,7 @@ from tracedoc.timeline.launches import NO_ROW, Launches, Rows, enclosing_rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
 from tracedoc.trace.distinct import distinct, is_among, union
-from tracedoc.trace.kernels import KernelCategory
+from tracedoc.trace.kernels import KernelCategory, is_rocm_copy_kernel, kernel_category
 
 COMPUTE, COMMUNICATION, COPY = 0, 1, 2
 
@@ -137,10 +137,10 @@ def classify_gpu_events(trace: Trace, launches: Launches) -> GpuEvents:
     copy_class = np.full(len(trace.names), COPY, dtype=np.int8)
     for name_id in used.tolist():
         name = trace.names[name_id]
-        categories[name_id] = vocabulary.kernel_category(name)
+        categories[name_id] = kernel_category(name)
         if categories[name_id] is KernelCategory.COMMUNICATION:
             kernel_class[name_id] = COMMUNICATION
-        elif vocabulary.is_rocm_copy_kernel(name):
+        elif is_rocm_copy_kernel(name):
             kernel_class[name_id] = COPY
     for name_id in distinct(names[kinds == int(Kind.MEMCPY)]).tolist():
         if vocabulary.copy_kind(trace.names[name_id]).direction == "PtoP":

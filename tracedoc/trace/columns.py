@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from tracedoc.errors import TraceLimit
 from tracedoc.spans import Spans
-from tracedoc.trace.compact import NO_ID as NO_ID
 from tracedoc.trace.compact import Coded, Sparse
 from tracedoc.trace.distinct import RowLookup, distinct, is_among
 

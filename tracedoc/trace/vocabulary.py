@@ -1,8 +1,7 @@
 """Translate the names that vendors, frameworks and torch versions write into one vocabulary.
 
 Everything here looks at a name alone and is meant to be called once per distinct name. The knowledge
-stands in tables; a new vendor is a new row. Kernels and devices have files of their own, reached
-from here.
+stands in tables; a new vendor is a new row. Kernels have a file of their own.
 """
 
 from __future__ import annotations
@@ -14,14 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.devices import DEVICE_PEAKS as DEVICE_PEAKS
-from tracedoc.trace.devices import DevicePeak as DevicePeak
-from tracedoc.trace.devices import device_peak as device_peak
-from tracedoc.trace.kernels import COMMUNICATION_KERNELS as COMMUNICATION_KERNELS
-from tracedoc.trace.kernels import KernelCategory as KernelCategory
 from tracedoc.trace.kernels import is_communication_kernel
-from tracedoc.trace.kernels import is_rocm_copy_kernel as is_rocm_copy_kernel
-from tracedoc.trace.kernels import kernel_category as kernel_category
 
 # --- Categories -------------------------------------------------------------------------------------
 
