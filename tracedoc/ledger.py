@@ -81,6 +81,10 @@ HIDDEN_BELOW, SHARED_ABOVE = 0.5, 1.1
 that others cost as well if it gives more than that."""
 
 
+MOSTLY_SHARED = 0.8
+"""A cause is told by what tells another, where that saves at least this share of what mending it saves."""
+
+
 class LedgerCause(msgspec.Struct, frozen=True):
     """What one cause costs the mean captured step.
 
@@ -152,6 +156,15 @@ def is_apart(share_ms: float, alone_ms: float) -> bool:
 def is_hidden(costs_ms: float, alone_ms: float) -> bool:
     """True where mending causes alone saves far less than they cost once others are mended."""
     return alone_ms < HIDDEN_BELOW * costs_ms
+
+
+def is_mostly_shared(cause: LedgerCause) -> bool:
+    """True where mending another cause saves most of what mending this one does.
+
+    Of time that two causes share each has half as its part, which is so much less than what it saves alone.
+    """
+    shared_ms = 2 * (cause.alone_ms[1] - cause.share_ms)
+    return shared_ms >= MOSTLY_SHARED * cause.alone_ms[1] > 0
 
 
 def saved_words(alone_ms: float) -> str:

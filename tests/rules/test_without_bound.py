@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from msgspec.structs import replace
 
 from tests.rules.concluding import cause, conclude, finding, measured, rule
@@ -39,3 +40,13 @@ def test_a_finding_without_a_bound_is_not_told_without_a_ledger() -> None:
 
 def without_bound(rule_id: str) -> Finding:
     return replace(finding(rule_id, 0.0), gain=None)
+
+
+@pytest.mark.parametrize(("shared_with", "severity"), [("host.sync", "warning"), ("", "note")])
+def test_of_time_that_two_causes_take_each_weighs_all_that_it_likely_saves(
+    shared_with: str, severity: str
+) -> None:
+    """Its part of the step is half of 16 ms: the middle of 0 and that is 4 ms, of 0 and 16 it is 8."""
+    late = replace(cause("ranks.host", 8.0, (0.0, 16.0, 31.0)), shared_with=shared_with)
+    judgement, _ = conclude([late], (rule("late", cause=("ranks.host",)), finding("late", 40.0)))
+    assert [one.severity for one in judgement.findings] == [severity]

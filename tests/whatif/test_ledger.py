@@ -101,6 +101,27 @@ def test_a_rank_that_computes_longer_costs_its_excess(tmp_path):
     assert late.ranks == (1,)
 
 
+def test_late_ranks_that_hide_each_other_share_what_both_cost(tmp_path):
+    """Rank 1 computes 20 ms longer, rank 2 begins 20 ms later: mending one gives nothing, both 20 ms.
+
+    Without the wait at the end of the step the host of rank 2 would run ahead, and not be late.
+    """
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        begin, end = start + (20.0 if rank == 2 else 0.0), start + 100.0
+        mine = begin + (80.0 if rank == 1 else 60.0)
+        builder.kernel(PRODUCT, begin, mine, launch_ms=begin - 0.01)
+        builder.collective("allreduce", mine, end, nbytes=64 * MIB, launch_ms=begin + 0.03)
+        builder.runtime("cudaDeviceSynchronize", begin + 0.2, end + 0.01)
+        return end
+
+    ledger = ledger_of(tmp_path, draw, ranks=3)
+    late = [one_of(ledger, name) for name in ("ranks.compute", "ranks.host")]
+    assert [(one.ranks, one.partner) for one in late] == [((1,), "ranks.host"), ((2,), "ranks.compute")]
+    for one in late:
+        assert (one.share_ms, one.alone_ms[1]) == pytest.approx((10.0, 0.0), abs=0.5)
+
+
 def test_collections_of_garbage_are_no_pause_of_unknown_code(tmp_path):
     """The host collects for 10 of 61 ms, between two kernels of 20 and 30 ms."""
 

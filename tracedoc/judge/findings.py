@@ -29,7 +29,15 @@ from tracedoc.judge.wording import (
     says_something,
     with_ranks,
 )
-from tracedoc.ledger import INHERENT, UNKNOWN_WAITS, WORTH, Ledger, LedgerCause, Range
+from tracedoc.ledger import (
+    INHERENT,
+    UNKNOWN_WAITS,
+    WORTH,
+    Ledger,
+    LedgerCause,
+    Range,
+    is_mostly_shared,
+)
 from tracedoc.spans import Spans
 from tracedoc.topics.host.rank import recompiling_steps
 from tracedoc.topics.step.rank import step_ms
@@ -98,7 +106,9 @@ def severity_by_ledger(
     if any(_leads_pair(one, ledger) for one in causes):
         weight = max(share_ms, weight)
     confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
-    middle = (weight + min(share_ms, alone_ms[1])) / 2
+    # Of time that another cause takes as well each has half as its part, and mending either saves all.
+    shared = bool(causes) and all(one.shared_with and is_mostly_shared(one) for one in causes)
+    middle = (weight + (alone_ms[1] if shared else min(share_ms, alone_ms[1]))) / 2
     likely = severity_by_share(middle / ledger.step_ms, confidence)
     least = severity_by_share(weight / ledger.step_ms, confidence)
     severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)

@@ -27,7 +27,6 @@ from tracedoc.judge.overlaps import (
     WAIT,
     alone_ms_of,
     in_order,
-    is_mostly_shared,
     same_time,
     saved_after,
     waits_behind,
@@ -35,7 +34,16 @@ from tracedoc.judge.overlaps import (
 )
 from tracedoc.judge.rule import Rule
 from tracedoc.judge.wording import before_full_stop
-from tracedoc.ledger import INHERENT, SHARED_ABOVE, UNSPLIT, WORTH, Ledger, LedgerCause, Range
+from tracedoc.ledger import (
+    INHERENT,
+    SHARED_ABOVE,
+    UNSPLIT,
+    WORTH,
+    Ledger,
+    LedgerCause,
+    Range,
+    is_mostly_shared,
+)
 from tracedoc.topics.step.rank import step_ms
 from tracedoc.units import format_ms, format_percent
 from tracedoc.whatif.larger_batch import larger_batch, per_step_causes

@@ -11,13 +11,19 @@ from msgspec.structs import replace
 from tracedoc.diagnosis import Finding
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import AWAITED, Judgement
-from tracedoc.ledger import CAUSE_WORDS, Ledger, LedgerCause, LedgerRow, Range, is_apart
+from tracedoc.ledger import (
+    CAUSE_WORDS,
+    MOSTLY_SHARED,
+    Ledger,
+    LedgerCause,
+    LedgerRow,
+    Range,
+    is_apart,
+    is_mostly_shared,
+)
 from tracedoc.predicted import LEAST_SHARE
 from tracedoc.units import format_ms
 from tracedoc.whatif.ledger import alone_of, likely_of
-
-MOSTLY_SHARED = 0.8
-"""A cause is told by what tells another, where that saves at least this share of what mending it saves."""
 
 MORE = 0.1
 """A limit behind another is told where mending both saves more than either by this share of what it costs."""
@@ -104,15 +110,6 @@ def same_time(
 
 def _family(cause: LedgerCause) -> str:
     return cause.id.partition(".")[0]
-
-
-def is_mostly_shared(cause: LedgerCause) -> bool:
-    """True where mending another cause saves most of what mending this one does.
-
-    Of time that two causes share each has half as its part, which is so much less than what it saves alone.
-    """
-    shared_ms = 2 * (cause.alone_ms[1] - cause.share_ms)
-    return shared_ms >= MOSTLY_SHARED * cause.alone_ms[1] > 0
 
 
 def in_order(ledger: Ledger) -> list[LedgerCause]:

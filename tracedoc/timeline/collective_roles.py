@@ -144,11 +144,15 @@ def _has_dtype(table: CollectiveTable, *names: str) -> npt.NDArray[np.bool_]:
 def _leads_to_update(phases: Phases, times: Int64Array) -> npt.NDArray[np.bool_]:
     """Mask of the times between a backward pass and the optimizer, with no other phase between."""
     last = np.searchsorted(phases.edges_ns, times, side="right") - 1
-    before = np.clip(last - 1, 0, phases.labels.size - 1)
-    after = np.clip(last + 1, 0, phases.labels.size - 1)
-    following = (last + 1 < phases.labels.size) & (phases.labels[after] == Phase.OPTIMIZER)
-    behind = is_in(phases.labels[before], Phase.BACKWARD, Phase.RECOMPUTE) & (last >= 1)
-    return np.asarray(following & behind)
+    following = np.clip(last + 1, 0, phases.labels.size - 1)
+    leads = (last + 1 < phases.labels.size) & (phases.labels[following] == Phase.OPTIMIZER)
+    return leads & _follow(phases, times, Phase.BACKWARD, Phase.RECOMPUTE)
+
+
+def _follow(phases: Phases, times: Int64Array, *before: Phase) -> npt.NDArray[np.bool_]:
+    """Mask of the times whose phase comes right after one of ``before``."""
+    last = np.searchsorted(phases.edges_ns, times, side="right") - 1
+    return (last >= 1) & is_in(phases.labels[np.maximum(last - 1, 0)], *before)
 
 
 def _sharded(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
@@ -196,8 +200,9 @@ def gradient_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
 
     Reductions are all-reduce, reduce-scatter and reduce. Those of the forward pass belong to tensor
     parallelism or to layers that normalise over ranks, and so do those in which the backward pass returns
-    them; those of the optimizer, and those of a few bytes, are norms and flags. DDP reduces gradients in the
-    backward pass: what has no size and is sent elsewhere is the script's own.
+    them; those of the optimizer, and those of a few bytes, are norms and flags. What follows the optimizer
+    comes too late for gradients: local SGD averages parameters there. DDP reduces gradients in the backward
+    pass: what has no size and is sent elsewhere is the script's own.
     """
     if timeline.phases is None:
         return np.zeros(len(timeline.collectives), dtype=bool)
@@ -207,6 +212,7 @@ def gradient_rows(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
         unsized &= launched == Phase.BACKWARD
     reductions = table.is_op(*REDUCTIONS) & (unsized | (table.nbytes >= FLAG_BYTES))
     passes = reductions & (launched != Phase.FORWARD) & (launched != Phase.OPTIMIZER)
+    passes &= (launched != Phase.OTHER) | ~_follow(timeline.phases, timeline.phases.asked_ns, Phase.OPTIMIZER)
     return np.asarray(passes & ~_returned(table, reductions & (launched == Phase.FORWARD), passes))
 
 

@@ -158,15 +158,20 @@ NOTHING = 1e-4
 
 
 class Weights(msgspec.Struct, frozen=True):
-    """What a cause costs alone, and last: if all others were gone; in ms."""
+    """What a cause costs alone, and last: if all others were gone; in ms.
+
+    ``within`` is what it costs last in its family alone, where that is more: a late rank may be hidden by
+    another one, and by what all ranks do.
+    """
 
     alone: float
     last: float
+    within: float = 0.0
 
     @property
     def size(self) -> float:
-        """The middle of both, 0 at least."""
-        return max((self.alone + self.last) / 2, 0.0)
+        """The middle of the least and the most, 0 at least."""
+        return max((self.alone + max(self.last, self.within)) / 2, 0.0)
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -257,8 +262,14 @@ def _of_family(
     if ways is None:
         return [Entry(family.rest or names[0], share, whole, family.whole)]
     before, after, alone, *found, gain = plays.gains(ways)
+    firsts, lasts = found[: len(names)], found[len(names) :]
+    within = [0.0] * len(names)
+    if alone - sum(firsts) > SPLIT_FROM * plays.base_ms:  # they hide each other
+        parts = list(family.members.values())
+        without = plays.gains([[other for other in parts if other is not one] for one in parts])
+        within = [alone - one for one in without]
     weights = {
-        name: Weights(found[place], max(after - found[place + len(names)], 0.0))
+        name: Weights(firsts[place], max(after - lasts[place], 0.0), within[place])
         for place, name in enumerate(names)
     }
     named = share
