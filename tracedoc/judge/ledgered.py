@@ -129,16 +129,24 @@ def _beyond(rule: Rule) -> bool:
     return not rule.needs
 
 
-class _Claimed:
-    """What of each entry of a ledger is told by now, and by which rules."""
+class _Dropped(msgspec.Struct, frozen=True):
+    """Why a finding does not stand: the outcome of its verdict, and the rules that tell its causes."""
 
-    def __init__(self, ledger: Ledger) -> None:
-        self._ledger = ledger
+    outcome: str
+    reason: str
+    tellers: tuple[str, ...] = ()
+
+
+class _Hearing:
+    """Hears findings one after the other: ``told`` are the rules that tell each entry by now."""
+
+    def __init__(self, ledger: Ledger, measurements: Measurements) -> None:
+        self._ledger, self._measurements = ledger, measurements
         self._left = {one.id: one.share_ms for one in ledger.causes}
         self._ranks: dict[str, set[int]] = {}
         self.told: dict[str, list[str]] = {}
 
-    def left_ms(self, claim: _Claim) -> dict[str, float]:
+    def _left_ms(self, claim: _Claim) -> dict[str, float]:
         """What of the entries of a finding nobody tells yet, in ms by id.
 
         Of ranks that are late each is told by itself.
@@ -150,11 +158,7 @@ class _Claimed:
             left[one.id] = one.share_ms if apart else self._left[one.id]
         return left
 
-    def tellers(self, claim: _Claim) -> tuple[str, ...]:
-        """The rules that tell the entries of a finding."""
-        return tuple(dict.fromkeys(rule for one in claim.causes for rule in self.told.get(one.id, ())))
-
-    def take(self, claim: _Claim, left: Mapping[str, float]) -> float:
+    def _take(self, claim: _Claim, left: Mapping[str, float]) -> float:
         """What a finding tells of its entries, in ms: the whole of its causes, a part of the others.
 
         The part is what its rule bounds, of the first that it names before the next; of all of them where
@@ -182,13 +186,55 @@ class _Claimed:
                     self._ranks.setdefault(one.id, set()).update(claim.finding.ranks)
         return sum(mine_ms.values())
 
-
-class _Dropped(msgspec.Struct, frozen=True):
-    """Why a finding does not stand: the outcome of its verdict, and the rules that tell its causes."""
-
-    outcome: str
-    reason: str
-    tellers: tuple[str, ...] = ()
+    def heard(self, claim: _Claim) -> _Priced | _Dropped:
+        """A finding after those that speak before it: as it stands, or why it does not."""
+        rule, finding, ledger, measurements = claim.rule, claim.finding, self._ledger, self._measurements
+        left, least = self._left_ms(claim), WORTH * ledger.step_ms
+        if _beyond(rule):
+            self._take(claim, left)
+            return _Priced(finding, (), claim.size_ms, claim.conditions)
+        if claim.unknown:
+            return _Dropped("unknown", claim.unknown)
+        alone = claim.saves or alone_ms_of(claim.causes, measurements)
+        # Of causes either of which gives all, each has half of the share.
+        if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
+            costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
+            return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
+        if claim.saves and claim.surely_ms < WORTH_DOUBLING * ledger.step_ms:
+            costs = f"{format_ms(claim.surely_ms)} of the {format_ms(ledger.step_ms)} step"
+            return _Dropped("pass", f"twice the batch surely saves no more than {costs}")
+        free = min(sum(left.values()), claim.share_ms)
+        if claim.saves:
+            free = claim.share_ms - sum(one.share_ms - left[one.id] for one in claim.causes)
+        tellers = tuple(dict.fromkeys(rule for one in claim.causes for rule in self.told.get(one.id, ())))
+        if delays := _delayed_by(claim, ledger):
+            tellers = tuple(self.told.get(delays.id, (delays.id,)))
+            return _Dropped("yielded", f"it is late because of the {delays.words}", tellers)
+        own_ms = sum(one.share_ms for one in claim.own)
+        if rule.cause and not claim.saves and own_ms < least and free < COVERED * claim.size_ms:
+            return _Dropped("pass", f"other causes cost most of its {format_ms(claim.size_ms)}")
+        if tellers and free < (1 - COVERED) * claim.share_ms:
+            tell = "tells" if len(tellers) == 1 else "tell"
+            told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
+            return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
+        mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
+        bounds = _named((*rule.cause, *rule.part_of), ledger, ())
+        most_ms = alone[2] if bounds == claim.causes else alone_ms_of(bounds, measurements)[2]
+        if mine != claim.causes and not claim.saves:
+            alone = alone_ms_of(mine, measurements)
+        share = self._take(claim, left)
+        share = claim.saves[1] if claim.saves else share
+        severity = severity_by_ledger(rule, mine, share, alone, finding.confidence, ledger, measurements)
+        gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
+        likely = gain.likely_ms if gain is not None else None
+        if likely is None and share >= sum(one.share_ms for one in mine) > 0:
+            likely = alone[1]
+        kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
+        alone_on = [one.ranks for one in mine if one.id.partition(".")[0] not in BETWEEN_RANKS]
+        if rule.scope == "run" and mine and len(alone_on) == len(mine) and all(alone_on):
+            kept = replace(kept, ranks=tuple(sorted(set().union(*alone_on))))
+        kept = _on_every_rank(kept, mine, measurements)
+        return _Priced(kept, () if claim.saves else mine, share, claim.conditions)
 
 
 def concluded(
@@ -205,7 +251,7 @@ def concluded(
     """
     if not ledger.step_ms:
         return _as_bounded(judgement, measurements), ledger
-    claimed = _Claimed(ledger)
+    hearing = _Hearing(ledger, measurements)
     claims, others = _claims(judgement, ledger, measurements)
     priced_alone = (one for one in claims if not (one.saves or one.unknown or _beyond(one.rule)))
     play_together(measurements.run, [[cause.id for cause in one.causes] for one in priced_alone])
@@ -222,12 +268,19 @@ def concluded(
         elif families and families <= {*unseen} and claim.rule.gain is None:
             heard = _Dropped("unknown", "it may be waiting for peers, which this capture does not tell")
         else:
-            heard = _heard(claim, claimed, ledger, measurements)
+            heard = hearing.heard(claim)
         if isinstance(heard, _Dropped):
             dropped[claim.rule.id] = heard
         else:
             priced.append(heard)
-    known = {*claimed.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
+
+    def told_plainly(cause: LedgerCause) -> _Priced:
+        """A cause that no rule tells, as a finding of its own."""
+        hearing.told[cause.id] = [cause.id]
+        plain = plain_finding(cause, ledger, measurements, judgement)
+        return _Priced(plain, (cause,), cause.share_ms, unknown=not plain.fixes)
+
+    known = {*hearing.told, *(one.id for rule in left_out for one in causes_of(rule, ledger))}
     along: dict[str, list[LedgerCause]] = {}
     untold: list[LedgerCause] = []
     for cause in in_order(ledger):
@@ -240,19 +293,19 @@ def concluded(
         costs_ms = cause.alone_ms[0] if is_mostly_shared(cause) else 0.0
         if max(cause.share_ms, costs_ms) < least * ledger.step_ms:
             untold.append(cause)
-        elif same := same_time(cause, ledger, claimed.told, [one.finding for one in priced]):
-            claimed.told[cause.id] = same
+        elif same := same_time(cause, ledger, hearing.told, [one.finding for one in priced]):
+            hearing.told[cause.id] = same
             along.setdefault(same[0], []).append(cause)
         else:
-            priced.append(_told_plainly(cause, claimed, ledger, measurements, judgement))
-    after_others = saved_after([*claimed.told], untold, measurements)
+            priced.append(told_plainly(cause))
+    after_others = saved_after([*hearing.told], untold, measurements)
     priced += [
-        _told_plainly(cause, claimed, ledger, measurements, judgement)
+        told_plainly(cause)
         for cause, ms in zip(untold, after_others, strict=True)
         if ms >= WARNING_SHARE * ledger.step_ms
     ]
     verdicts = tuple(_as_dropped(one, dropped.get(one.rule_id)) for one in judgement.verdicts)
-    causes = tuple(replace(one, told_by=tuple(claimed.told.get(one.id, ()))) for one in ledger.causes)
+    causes = tuple(replace(one, told_by=tuple(hearing.told.get(one.id, ()))) for one in ledger.causes)
     priced = [_with_same_time(one, along.get(one.finding.rule_id, []), measurements) for one in priced]
     priced = [
         replace(one, finding=with_overlap(one.finding, one.causes, causes, measurements)) for one in priced
@@ -260,18 +313,7 @@ def concluded(
     priced.sort(key=lambda one: one.order)
     ordered = waits_behind([one.finding for one in priced], replace(ledger, causes=causes))
     findings = tuple(_in_place(one, dropped, judgement.rules) for one in ordered)
-    told = replace(judgement, findings=findings, verdicts=verdicts)
-    ledger = replace(ledger, causes=causes)
-    return told, ledger
-
-
-def _told_plainly(
-    cause: LedgerCause, claimed: _Claimed, ledger: Ledger, measurements: Measurements, judgement: Judgement
-) -> _Priced:
-    """A cause that no rule tells, as a finding of its own."""
-    claimed.told[cause.id] = [cause.id]
-    plain = plain_finding(cause, ledger, measurements, judgement)
-    return _Priced(plain, (cause,), cause.share_ms, unknown=not plain.fixes)
+    return replace(judgement, findings=findings, verdicts=verdicts), replace(ledger, causes=causes)
 
 
 def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
@@ -293,59 +335,6 @@ def _as_bounded(judgement: Judgement, measurements: Measurements) -> Judgement:
         if one.rule_id not in dropped
     )
     return replace(judgement, findings=findings, verdicts=verdicts)
-
-
-def _heard(
-    claim: _Claim, claimed: _Claimed, ledger: Ledger, measurements: Measurements
-) -> _Priced | _Dropped:
-    """A finding after those that speak before it: as it stands, or why it does not."""
-    rule, finding, least = claim.rule, claim.finding, WORTH * ledger.step_ms
-    left = claimed.left_ms(claim)
-    if _beyond(rule):
-        claimed.take(claim, left)
-        return _Priced(finding, (), claim.size_ms, claim.conditions)
-    if claim.unknown:
-        return _Dropped("unknown", claim.unknown)
-    alone = claim.saves or alone_ms_of(claim.causes, measurements)
-    # Of causes either of which gives all, each has half of the share.
-    if max(claim.share_ms, alone[0] if rule.cause else 0.0) < least:
-        costs = f"{format_ms(claim.share_ms)} of the {format_ms(ledger.step_ms)} step"
-        return _Dropped("pass", f"it costs {costs}, less than {format_percent(WORTH)}")
-    if claim.saves and claim.surely_ms < WORTH_DOUBLING * ledger.step_ms:
-        costs = f"{format_ms(claim.surely_ms)} of the {format_ms(ledger.step_ms)} step"
-        return _Dropped("pass", f"twice the batch surely saves no more than {costs}")
-    free = min(sum(left.values()), claim.share_ms)
-    if claim.saves:
-        free = claim.share_ms - sum(one.share_ms - left[one.id] for one in claim.causes)
-    tellers = claimed.tellers(claim)
-    if delays := _delayed_by(claim, ledger):
-        tellers = tuple(claimed.told.get(delays.id, (delays.id,)))
-        return _Dropped("yielded", f"it is late because of the {delays.words}", tellers)
-    own_ms = sum(one.share_ms for one in claim.own)
-    if rule.cause and not claim.saves and own_ms < least and free < COVERED * claim.size_ms:
-        return _Dropped("pass", f"other causes cost most of its {format_ms(claim.size_ms)}")
-    if tellers and free < (1 - COVERED) * claim.share_ms:
-        tell = "tells" if len(tellers) == 1 else "tell"
-        told = f"{format_ms(claim.share_ms - free)} of its {format_ms(claim.share_ms)}"
-        return _Dropped("yielded", f"{' and '.join(tellers)} {tell} {told}", tellers)
-    mine = tuple(one for one in claim.causes if left[one.id] >= COVERED * one.share_ms)
-    bounds = _named((*rule.cause, *rule.part_of), ledger, ())
-    most_ms = alone[2] if bounds == claim.causes else alone_ms_of(bounds, measurements)[2]
-    if mine != claim.causes and not claim.saves:
-        alone = alone_ms_of(mine, measurements)
-    share = claimed.take(claim, left)
-    share = claim.saves[1] if claim.saves else share
-    severity = severity_by_ledger(rule, mine, share, alone, finding.confidence, ledger, measurements)
-    gain = _gain(claim, alone, max(most_ms, alone[2], 0.0), ledger, measurements)
-    likely = gain.likely_ms if gain is not None else None
-    if likely is None and share >= sum(one.share_ms for one in mine) > 0:
-        likely = alone[1]
-    kept = replace(finding, severity=severity, gain=gain, cost_ms=share, alone_ms=likely)
-    alone_on = [one.ranks for one in mine if one.id.partition(".")[0] not in BETWEEN_RANKS]
-    if rule.scope == "run" and mine and len(alone_on) == len(mine) and all(alone_on):
-        kept = replace(kept, ranks=tuple(sorted(set().union(*alone_on))))
-    kept = _on_every_rank(kept, mine, measurements)
-    return _Priced(kept, () if claim.saves else mine, share, claim.conditions)
 
 
 def _delayed_by(claim: _Claim, ledger: Ledger) -> LedgerCause | None:
