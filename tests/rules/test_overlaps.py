@@ -235,17 +235,18 @@ def test_what_a_host_does_behind_a_wait_is_told_before_the_wait() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wait_ms", "named", "ids"),
+    ("wait_ms", "least_ms", "named", "ids"),
     [
-        (30.5, ["away", "syncs"], ["away", "syncs"]),
-        (31.5, ["away", "syncs"], ["syncs", "away"]),  # more than 1 % of the step of 100 ms
-        (30.5, ["syncs"], ["syncs", "host.pause"]),  # no fix of the pause is known
+        (30.5, 30.0, ["away", "syncs"], ["away", "syncs"]),
+        (31.5, 30.0, ["away", "syncs"], ["syncs", "away"]),  # more than 1 % of the step of 100 ms
+        (30.5, 30.0, ["syncs"], ["syncs", "host.pause"]),  # no fix of the pause is known
+        (30.5, 0.0, ["away", "syncs"], ["syncs", "away"]),  # a critical finding, and a warning
     ],
 )
 def test_a_wait_that_costs_the_pause_behind_it_comes_after_that(
-    wait_ms: float, named: list[str], ids: list[str]
+    wait_ms: float, least_ms: float, named: list[str], ids: list[str]
 ) -> None:
-    pause = cause("host.pause", 15.0, (30.0,) * 3, shared_with="host.sync")
+    pause = cause("host.pause", 15.0, (least_ms, 30.0, 30.0), shared_with="host.sync")
     wait = cause("host.sync", 15.2, (wait_ms,) * 3, shared_with="host.pause")
     rules = {"away": rule("away", cause=("host.pause",)), "syncs": rule("syncs", cause=("host.sync",))}
     judgement, _ = conclude([wait, pause], *[(rules[name], finding(name, 40.0)) for name in named])

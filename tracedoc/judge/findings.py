@@ -107,8 +107,9 @@ def severity_by_ledger(
         weight = max(share_ms, weight)
     confidence = UNSURE if rule is None and ledger.confidence == UNSURE else confidence
     # Of time that another cause takes as well each has half as its part, and mending either saves all.
-    shared = bool(causes) and all(one.shared_with and is_mostly_shared(one) for one in causes)
-    middle = (weight + (alone_ms[1] if shared else min(share_ms, alone_ms[1]))) / 2
+    shared = sum(one.share_ms for one in causes if one.shared_with and is_mostly_shared(one))
+    mostly = shared and shared >= COVERED * sum(one.share_ms for one in causes)
+    middle = (weight + (alone_ms[1] if mostly else min(share_ms, alone_ms[1]))) / 2
     likely = severity_by_share(middle / ledger.step_ms, confidence)
     least = severity_by_share(weight / ledger.step_ms, confidence)
     severity = min(least, max(likely, "warning", key=SEVERITIES.index), key=SEVERITIES.index)

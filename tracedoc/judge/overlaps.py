@@ -8,7 +8,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import Finding
+from tracedoc.diagnosis import SEVERITIES, Finding
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import AWAITED, Judgement
 from tracedoc.ledger import (
@@ -129,7 +129,10 @@ def _costs_what_follows(cause: LedgerCause) -> bool:
 
 
 def waits_behind(findings: list[Finding], ledger: Ledger) -> list[Finding]:
-    """The findings, a wait right behind what a rule tells of what follows it, where either saves the same."""
+    """The findings, a wait right behind what a rule tells of what follows it, where either saves the same.
+
+    A warning stays before notes.
+    """
     wait = next((one for one in ledger.causes if _costs_what_follows(one)), None)
     first = None if wait is None else next((one for one in findings if one.rule_id in wait.told_by), None)
     if wait is None or first is None:
@@ -137,7 +140,12 @@ def waits_behind(findings: list[Finding], ledger: Ledger) -> list[Finding]:
     least_ms = (first.size_ms or 0.0) - LEAST_SHARE * ledger.step_ms
     followed = {rule for one in ledger.causes if one.id == wait.shared_with for rule in one.told_by}
     followed -= {wait.shared_with}  # in plain words
-    same = [one.rule_id in followed and (one.size_ms or 0.0) > least_ms for one in findings]
+    same = [
+        one.rule_id in followed
+        and (one.size_ms or 0.0) > least_ms
+        and SEVERITIES.index(one.severity) <= SEVERITIES.index(first.severity)
+        for one in findings
+    ]
     place = max(same.index(True), findings.index(first)) if any(same) else findings.index(first)
     rest = [one for one in findings if one is not first]
     return [*rest[:place], first, *rest[place:]]
