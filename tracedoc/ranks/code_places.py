@@ -62,13 +62,12 @@ def seen_places(run: RunView, rank: int) -> Sequence[CodePlace]:
 def beside_training(run: RunView) -> BesideTraining | None:
     """The function that calls operators beside training for longest on every rank with stacks, if one does.
 
-    On the rank where it takes least: what only one of them does makes it late. The model needs what it gets
-    from a function that the loop calls before it, and its backward pass a loss. Of those only calls count,
-    which one operator on a whole batch saves.
+    On the rank where it takes least: what only one of them does makes it late. A backward pass needs a loss:
+    of that only calls count, which one operator on a whole batch saves.
     """
     steps = [step.beside for _, step in sorted(run.source_steps.items())]
     least = [
-        _in_calls(one) if one.needed or may_feed_model(run.job, one.place) is True else one
+        _in_calls(one) if one.needed else one
         for first in (steps[0] if steps else ())
         if len(same := [one for step in steps for one in step if _name(one.place) == _name(first.place)])
         == len(steps)

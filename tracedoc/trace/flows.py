@@ -43,11 +43,11 @@ def differentiated(path: str) -> Int64Array:
     def decode_chunk(buffer: bytearray, begin: int, end: int) -> None:
         try:
             decode(memoryview(buffer)[begin:end])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise MalformedJson(str(error)) from None
 
     def decode_one(text: bytes) -> bool:
-        with suppress(msgspec.DecodeError):
+        with suppress(msgspec.DecodeError, UnicodeDecodeError):
             decode(b"[" + text + b"]")
             return True
         return False

@@ -111,12 +111,10 @@ def test_the_work_of_an_ordinary_loop_is_none(tmp_path: Path, update_ms: float, 
     assert ("script-operators" in [one.rule_id for one in diagnosis.findings]) == named
 
 
-def test_the_model_needs_what_is_computed_for_it(tmp_path: Path) -> None:
-    """Of a function that the loop calls before the model a call costs 10 us: it has one operator of 16 ms."""
+def test_what_the_model_needs_is_made_ahead(tmp_path: Path) -> None:
     diagnosis = diagnosed(tmp_path, 16, update_line=33)
-    assert diagnosis.facts["beside_code"].values["0"] == "`update` (`train.py:4`)"
-    assert diagnosis.facts["beside_code_ms"].values["0"] == pytest.approx(0.01, abs=0.001)
-    assert "script-operators" not in [one.rule_id for one in diagnosis.findings]
+    found = next(one for one in diagnosis.findings if one.rule_id == "script-operators")
+    assert found.fixes[0].advice.startswith("It runs before the model")
 
 
 def test_a_backward_pass_needs_a_loss(tmp_path: Path) -> None:

@@ -54,13 +54,19 @@ def beside_code(run: RunView, digest: RankDigest) -> Value:
 
 @ranks_fact(unit="bool", needs=("host_ops",))
 def beside_needed(run: RunView, digest: RankDigest) -> Value:
-    """Whether the model, or a backward pass that goes back to it, needs what :func:`beside_code` makes.
+    """Whether a backward pass goes back to operators of :func:`beside_code`, as to those of a loss.
 
-    The loop calls it before the model, or gradients are computed of its operators, as of a loss. Then one
-    operator on a whole batch in place of many saves their calls alone.
+    One operator on a whole batch in place of many saves their calls alone.
     """
     beside = _beside(run, digest)
     return beside is not None and beside.needed
+
+
+@ranks_fact(unit="bool", needs=("host_ops",))
+def beside_feeds(run: RunView, digest: RankDigest) -> Value:
+    """Whether the loop calls :func:`beside_code` before the model, as :func:`script_code_feeds` tells it."""
+    beside = _beside(run, digest)
+    return may_feed_model(run.job, beside.place) if beside is not None else False
 
 
 @ranks_fact(unit="fraction", needs=("host_ops",))
