@@ -146,7 +146,7 @@ def _leads_to_update(phases: Phases, times: Int64Array) -> npt.NDArray[np.bool_]
     last = np.searchsorted(phases.edges_ns, times, side="right") - 1
     following = np.clip(last + 1, 0, phases.labels.size - 1)
     leads = (last + 1 < phases.labels.size) & (phases.labels[following] == Phase.OPTIMIZER)
-    return leads & _follow(phases, times, Phase.BACKWARD, Phase.RECOMPUTE)
+    return np.asarray(leads & _follow(phases, times, Phase.BACKWARD, Phase.RECOMPUTE))
 
 
 def _follow(phases: Phases, times: Int64Array, *before: Phase) -> npt.NDArray[np.bool_]:
