@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -18,6 +19,8 @@ from tracedoc.play.scenarios import as_measured, as_scenario
 from tracedoc.play.solver import Cyclic
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.rank_digest import RankDigest
+
+Told = TypeVar("Told")
 
 UNSURE, WRONG = 0.02, 0.05
 """A replay that misses the measured step by more than these shares is of low confidence, or none."""
@@ -119,23 +122,24 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
             return self.row.play(programs)
         return self.player.play([one for (one,) in programs])
 
-    def play_each(self, programs: Iterator[Sequence[RunProgram]]) -> Iterator[Played | None]:
-        """Play lists of all steps' programs; ``None`` for one in which something waits for itself.
+    def play_each(
+        self, programs: Iterator[Sequence[RunProgram]], tell: Callable[[Played], Told]
+    ) -> Iterator[Told | None]:
+        """Play lists of all steps' programs, and tell of each; ``None`` if something waits for itself.
 
-        They are made as they are played, some at a time: of many ranks each takes megabytes.
+        They are made as they are played, some at a time, and dropped: of many ranks each takes megabytes.
         """
         together = self.row.together if self.row else self.player.together(self.program)
-        while some := list(islice(programs, together)):
-            try:
-                yield from self.play(some)
-            except Cyclic:
-                yield from map(self._alone, some)
+        while told := self._told(list(islice(programs, together)), tell):
+            yield from told
 
-    def _alone(self, programs: Sequence[RunProgram]) -> Played | None:
+    def _told(
+        self, some: Sequence[Sequence[RunProgram]], tell: Callable[[Played], Told]
+    ) -> list[Told | None]:
         try:
-            return self.play([programs])[0]
+            return [tell(one) for one in self.play(some)]
         except Cyclic:
-            return None
+            return [None] if len(some) == 1 else [self._told([one], tell)[0] for one in some]
 
 
 def in_a_row(first: RunReplay, others: Sequence[RunReplay]) -> RunReplay:

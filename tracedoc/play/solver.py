@@ -98,7 +98,7 @@ def make_plan(graph: SyncGraph) -> Plan:
 def _levels(nodes: int, src: Index, dst: Index) -> Index:
     """Return the length of the longest path to each node, in edges."""
     order = np.argsort(src, kind="stable")
-    targets = dst[order].tolist()
+    targets = dst[order]
     begin = np.searchsorted(src[order], np.arange(nodes + 1)).tolist()
     waiting = np.bincount(dst, minlength=nodes).tolist()
     level = [0] * nodes
@@ -106,7 +106,7 @@ def _levels(nodes: int, src: Index, dst: Index) -> Index:
     ready = [node for node in range(nodes) if not waiting[node]]
     for node in ready:
         behind = level[node] + 1
-        for target in targets[begin[node] : begin[node + 1]]:
+        for target in targets[begin[node] : begin[node + 1]].tolist():
             level[target] = max(level[target], behind)
             waiting[target] -= 1
             if not waiting[target]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from tracedoc.ledger import HIDDEN_BELOW, SHARED_ABOVE, WORTH
+from tracedoc.play.player import Played
 from tracedoc.play.run_program import RunProgram, Scenario
 from tracedoc.play.run_replay import FAR_OFF, RunReplay
 from tracedoc.whatif.ledger_causes import SPLIT_FROM, Family
@@ -63,20 +64,24 @@ class Plays:
 
     def _played(self, lists: Sequence[_Asked]) -> list[float]:
         """The steps without what is asked."""
-        played = self._replay.play_each(self._programs(*one) for one in lists)
+        played = self._replay.play_each((self._programs(*one) for one in lists), _step_ns)
         steps = zip(lists, played, strict=True)
-        return [self._untied(*asked) if one is None else one.step_ns for asked, one in steps]
+        return [self._untied(*asked) if step_ns is None else step_ns for asked, step_ns in steps]
 
     def _untied(self, scenario: Scenario, steps: list[list[Removal]]) -> float:
         """The step without causes, but for those that tie events: something would wait for itself."""
         left = [[one for one in step if one.rewired is None] for step in steps]
-        (played,) = self._replay.play_each(iter([self._programs(scenario, left)]))
-        return self._replay.base_ns(scenario) if played is None else played.step_ns
+        (step_ns,) = self._replay.play_each(iter([self._programs(scenario, left)]), _step_ns)
+        return self._replay.base_ns(scenario) if step_ns is None else step_ns
 
     def _programs(self, scenario: Scenario, steps: list[list[Removal]]) -> list[RunProgram]:
         """The programs of all steps without what is asked of each."""
         bases = [one.base[scenario].program for one in self._replay.steps]
         return list(map(without, bases, steps))
+
+
+def _step_ns(played: Played) -> float:
+    return played.step_ns
 
 
 def _in_step(causes: Iterable[OverSteps], place: int) -> list[Removal]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 
 import msgspec
@@ -99,12 +99,12 @@ def predict(replay: RunReplay, plans: Sequence[Sequence[Request]]) -> list[Predi
                 asked.append((place, scenario))
                 yield made
 
-    for number, played in enumerate(replay.play_each(edited())):
+    for number, outcome in enumerate(replay.play_each(edited(), partial(_outcome, replay))):
         place, scenario = asked[number]
-        if played is None:
+        if outcome is None:
             refused[place] = NotApplicable("with it, something would wait for itself")
         else:
-            found[place][scenario] = _outcome(replay, played)
+            found[place][scenario] = outcome
     return [
         refused[place] if place in refused else _prediction(replay, plan, found[place])
         for place, plan in enumerate(plans)

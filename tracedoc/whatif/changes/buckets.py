@@ -257,8 +257,8 @@ def _passes_begun(layout: Layout) -> Index:
     backward = is_among(layout.part, BACKWARD)
     forward = layout.part == Phase.FORWARD
     marked = np.flatnonzero(backward | forward)
-    begins = np.zeros(layout.part.size, dtype=np.int64)
+    begins = np.zeros(layout.part.size, dtype=bool)
     if marked.size:
         opens = backward[marked] & np.concatenate(([True], forward[marked][:-1]))
-        begins[marked[opens]] = 1
-    return np.cumsum(begins)
+        begins[marked[opens]] = True
+    return np.cumsum(begins, dtype=np.int32)
