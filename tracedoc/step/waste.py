@@ -208,6 +208,8 @@ def launched_within(trace: Trace, parts: HostParts, calls: Rows) -> Mask:
     """Which calls of the host are made within some stretches; ``NO_ROW`` is none."""
     starts, ends, threads = parts
     inside = np.zeros(calls.size, dtype=bool)
+    if not threads.size:
+        return inside
     linked = np.flatnonzero(calls != NO_ROW)
     launched, thread_of = trace.ts_ns[calls[linked]], trace.thread[calls[linked]]
     for thread in distinct(threads).tolist():
