@@ -205,11 +205,11 @@ def test_gather_stall_is_named_first_with_cause_place_and_gain() -> None:
         "high",
     )
     assert "16 units of 416 MiB" in finding.message
-    # 32 gathers of 0.95 ms, of which the first two of the step have nothing to hide behind: that is what the
-    # fix for DeepSpeed gives, which gathers two blocks ahead.
+    # 32 gathers of 0.95 ms, of which the first of each pass has nothing to hide behind; compute is 6 % slower
+    # beside the others. That is what the fix for DeepSpeed gives, which gathers two blocks ahead.
     assert finding.gain is not None
     assert finding.gain.basis == "replay"
-    assert finding.gain.likely_ms == pytest.approx(25.0, abs=0.3)
+    assert finding.gain.likely_ms == pytest.approx(30 * 0.95 * 0.94, abs=0.3)
     assert finding.gain.high_ms < 33 * 0.96  # all gathers, without what they transfer at the end
     assert len(finding.evidence) == 33
     assert any('"stage3_prefetch_bucket_size": 436224000' in fix.change for fix in finding.fixes)
