@@ -48,6 +48,13 @@ def test_one_lost_event_does_not_shift_the_rest() -> None:
     ]
 
 
+def test_threads_may_begin_operations_of_two_sizes_in_either_order() -> None:
+    first = [operation(0, 5), operation(1, 6, nbytes=4096)]
+    second = [operation(2, 6, nbytes=4096), operation(3, 5)]
+    found = collectives(match_collectives(ranks(first, second), 2))
+    assert sorted(one.start_ns for one in found) == [(0, 3 * MS), (1 * MS, 2 * MS)]
+
+
 def test_a_different_lost_event_on_each_rank_is_seen_by_the_ends() -> None:
     first = [operation(0, 2), operation(3, 5)]
     second = [operation(4, 5), operation(7, 9)]

@@ -80,18 +80,18 @@ def pair_by_number(entries: Entries, rows: IntArray) -> tuple[IntArray, IntArray
 
 
 def pair_by_order(entries: Entries, rows: IntArray) -> IntArray:
-    """Return an operation number for each of ``rows`` by its place within the group and step.
+    """Return an operation number for each of ``rows`` by its place among those alike in its group and step.
 
-    Only steps in which all ranks that show any show the same operations of the same sizes are paired; the
-    other rows get ``NOT_PAIRED``.
+    Threads that run operations beside each other may begin two of different sizes in either order. Only steps
+    in which all ranks that show any show the same operations of the same sizes are paired; the other rows get
+    ``NOT_PAIRED``.
     """
     order, edges = _by_place_in_step(entries, rows)
     place, counts = rows[order], np.diff(edges)
     heads = place[edges[:-1]]
     segments = boundaries(entries.group[heads], entries.step[heads])
-    # At its first place a step shows every rank that takes part in it.
-    good = counts == np.repeat(counts[segments[:-1]], np.diff(segments))
-    good &= ~_differs(entries.op[place], edges) & ~_differs(entries.size[place], edges)
+    most = np.maximum.reduceat(counts, segments[:-1]) if counts.size else counts
+    good = counts == np.repeat(most, np.diff(segments))
     whole = np.minimum.reduceat(good, segments[:-1]) if good.size else good
     kept = np.repeat(np.repeat(whole, np.diff(segments)), counts)
     number = np.repeat(np.arange(counts.size), counts)
@@ -101,15 +101,16 @@ def pair_by_order(entries: Entries, rows: IntArray) -> IntArray:
 
 
 def _by_place_in_step(entries: Entries, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """The order of ``rows`` by group, step, place within both, and rank, and where each place begins.
+    """The order of ``rows`` by group, step, kind, size, place among those and rank; where each place begins.
 
     Apart from its only user, since the columns that it takes are much where ranks are many.
     """
-    order = np.lexsort((entries.rank[rows], entries.step[rows], entries.group[rows]))
-    group, step, rank = (column[rows[order]] for column in (entries.group, entries.step, entries.rank))
-    position = _position_in_run(group, step, rank)
-    again = np.lexsort((position, step, group))  # of one place the ranks stay in order
-    return order[again], boundaries(group, step, position[again])
+    keys = (entries.group, entries.step, entries.op, entries.size, entries.rank)
+    order = np.lexsort(tuple(column[rows] for column in reversed(keys)))
+    *alike, rank = (column[rows[order]] for column in keys)
+    position = _position_in_run(*alike, rank)
+    again = np.lexsort((position, *reversed(alike)))  # of one place the ranks stay in order
+    return order[again], boundaries(*(column[again] for column in alike), position[again])
 
 
 def pair_by_time(entries: Entries, rows: IntArray, slack_ns: int) -> IntArray:
