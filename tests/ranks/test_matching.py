@@ -49,10 +49,11 @@ def test_one_lost_event_does_not_shift_the_rest() -> None:
 
 
 def test_threads_may_begin_operations_of_two_sizes_in_either_order() -> None:
-    first = [operation(0, 5), operation(1, 6, nbytes=4096)]
-    second = [operation(2, 6, nbytes=4096), operation(3, 5)]
+    """The first of 1 KiB returns late on the second rank: its end is nearer to that of the next one."""
+    first = [operation(0, 5), operation(1, 6, nbytes=4096), operation(6, 12)]
+    second = [operation(2, 6, nbytes=4096), operation(3, 11), operation(10, 12)]
     found = collectives(match_collectives(ranks(first, second), 2))
-    assert sorted(one.start_ns for one in found) == [(0, 3 * MS), (1 * MS, 2 * MS)]
+    assert sorted(one.start_ns for one in found) == [(0, 3 * MS), (1 * MS, 2 * MS), (6 * MS, 10 * MS)]
 
 
 def test_a_different_lost_event_on_each_rank_is_seen_by_the_ends() -> None:
