@@ -11,7 +11,7 @@ import numpy as np
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.source_step import BesideTraining, Started
 from tracedoc.run.job import Job
-from tracedoc.timeline.script_code import CodePlace, place_of_stack
+from tracedoc.timeline.script_code import CodePlace, place_of_frame, place_of_stack
 from tracedoc.values import Unknown, Value, once
 
 NAMED_SHARE = 0.5
@@ -90,19 +90,33 @@ def _in_calls(beside: BesideTraining) -> BesideTraining:
 
 
 def may_feed_model(job: Job, place: CodePlace | None) -> Value:
-    """Whether the loop calls a function before the model; unknown where no sampled stack shows both."""
+    """Whether the loop calls a function before the model; unknown where no sampled stack shows both.
+
+    Where the function calls a model itself, as one that evaluates, those of its stacks are its own.
+    """
     stacks = [
         (frames, rank.samples.loop)
         for rank in job.ranks
         for step in rank.samples.sampled
         for _, frames in step.stacks
     ]
-    models = [frames for frames, _ in stacks if _in_model(frames)]
-    for frames, loop in stacks if models else ():
+    own, models = [], []
+    for frames, loop in stacks:
         found = place_of_stack(frames, loop)
-        if found and place and same_code(found, place) and not _in_model(frames):
-            return _comes_before(frames, models[0])
-    return Unknown("no sampled stack shows both the function and the model")
+        within = any(_runs(one, place) for one in frames if one.rpartition("@")[0] not in loop)
+        if within or (found and place and same_code(found, place)):
+            own.append(frames)
+        elif _in_model(frames):
+            models.append(frames)
+    if not own or not models:
+        return Unknown("no sampled stack shows both the function and the model")
+    return _comes_before(own[0], models[0])
+
+
+def _runs(frame: str, place: CodePlace | None) -> bool:
+    """Whether a sampled frame runs the function of a place."""
+    found = place_of_frame(frame.rpartition("@")[0])
+    return found is not None and place is not None and same_code(found, place)
 
 
 def _in_model(frames: Sequence[str]) -> bool:

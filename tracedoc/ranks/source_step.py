@@ -38,7 +38,7 @@ MOST = 0.5
 
 _MODULE, _FORWARD, _BACKWARD, _OPTIMIZER = "nn.Module: ", "forward", "backward", "Optimizer."
 _NODE = "autograd::engine::evaluate_function"
-_AGAIN = "torch/utils/checkpoint.py"
+_AGAIN, _MODES = "torch/utils/checkpoint.py", "torch/nn/modules/module.py"
 _MESSAGES = ("c10d::", "_c10d_functional::", "gloo:")
 
 
@@ -57,25 +57,44 @@ class BesideTraining(msgspec.Struct, frozen=True):
     needed: bool
 
 
-LOOP, DOOR, MODEL, NODE, APART = range(5)
+LOOP, DOOR, MODEL, NODE, APART, UNTRAINED = range(6)
 """Where code runs: in the training loop, called by a module itself, in the model, called by a backward node,
-or in the optimizer, the data loader or the collector."""
+in the optimizer, the data loader or the collector, or in a model to which no backward pass goes back."""
 
 
 class _Running:
     """A frame, range or operator that runs: ``place`` is the function of the script that it is.
 
-    It ``trains`` if it calls the model or its backward pass, or sends messages. ``hooks`` are operators that
-    a module calls before it is known to have a ``forward``, which is not ``started`` then.
+    It ``trains`` if it calls the model or its backward pass, or sends messages, and ``passes`` if it calls a
+    model to which no backward pass goes back. It ``evaluates`` if it calls ``eval`` of a module first and
+    ``train`` afterwards (``modes``). ``hooks`` are operators that a module calls before it is known to have a
+    ``forward``, which is not ``started`` then.
     """
 
-    __slots__ = ("end", "hooks", "is_module", "is_operator", "place", "start", "started", "trains", "where")
+    __slots__ = (
+        "end",
+        "hooks",
+        "is_module",
+        "is_operator",
+        "modes",
+        "passes",
+        "place",
+        "start",
+        "started",
+        "trains",
+        "where",
+    )
 
     def __init__(self, start: int, end: int, where: int) -> None:
         self.start, self.end, self.where = start, end, where
         self.place: CodePlace | None = None
-        self.is_operator = self.is_module = self.trains = self.started = False
+        self.is_operator = self.is_module = self.trains = self.passes = self.started = False
+        self.modes: list[str] = []
         self.hooks: list[_Called] = []
+
+    @property
+    def evaluates(self) -> bool:
+        return "eval" in self.modes and "train" in self.modes[self.modes.index("eval") :]
 
     @property
     def called(self) -> list[_Called]:
@@ -92,7 +111,8 @@ def beside_training(trace: Trace, step: int, needed: npt.NDArray[np.int64]) -> t
     """The functions that the loop and hooks call, or the innermost ones that take most of these.
 
     A function belongs to training if it calls the model, its backward pass or an optimizer, or if the
-    ``forward`` or ``backward`` of the model calls it. What hooks of modules and gradients call is beside it.
+    ``forward`` or ``backward`` of the model calls it. What hooks of modules and gradients call is beside it,
+    and so is one that evaluates: it puts a model into that mode and back, and no backward pass goes to it.
     One that lets ranks meet is neither: its time goes with its messages. ``needed`` are the starts of
     operators that a backward pass goes back to, as those of a loss of the script's own.
     """
@@ -118,8 +138,10 @@ def beside_training(trace: Trace, step: int, needed: npt.NDArray[np.int64]) -> t
                 _mark(stack)
                 running.where = NODE
             elif not around.is_operator:
-                back = bool(np.diff(np.searchsorted(needed, (start, end)))[0])
-                _note(stack, (end - start, back), found)
+                _note(stack, (end - start, _any_in(needed, start, end)), found)
+        elif trace.names[name].startswith(_MODULE):
+            untrained = needed.size > 0 and not _any_in(needed, start, end)
+            _enter_module(running, stack, untrained=untrained)
         else:
             _enter(running, stack, trace.names[name], owners[name], is_range=kind == int(Kind.ANNOTATION))
         stack.append(running)
@@ -128,16 +150,29 @@ def beside_training(trace: Trace, step: int, needed: npt.NDArray[np.int64]) -> t
     return tuple(_named(trace, rows, found))
 
 
+def _any_in(times: npt.NDArray[np.int64], start: int, end: int) -> bool:
+    first, last = np.searchsorted(times, (start, end))
+    return bool(last > first)
+
+
+def _enter_module(running: _Running, stack: Sequence[_Running], *, untrained: bool) -> None:
+    """Say where a module runs inside others; ``untrained`` is one to which no backward pass goes back."""
+    if running.where == UNTRAINED or (untrained and running.where == LOOP):
+        running.where = UNTRAINED
+        for one in stack:
+            one.passes = True
+        return
+    _mark(stack)
+    running.where, running.is_module = DOOR, True
+
+
 def _enter(
     running: _Running, stack: Sequence[_Running], name: str, owner: CodePlace | str, *, is_range: bool
 ) -> None:
     """Say where a frame or range runs inside others, and which function of the script it is."""
     match = FRAME.match(name)
     file, function = (match["file"], match["function"]) if match else ("", "")
-    if name.startswith(_MODULE):
-        _mark(stack)
-        running.where, running.is_module = DOOR, True
-    elif is_range and name.startswith(_OPTIMIZER):
+    if is_range and name.startswith(_OPTIMIZER):
         _mark(stack)
         running.where = APART
     elif COLLECTOR in file or (is_range and vocabulary.data_loader(name) is not None):
@@ -147,6 +182,9 @@ def _enter(
         running.where = MODEL
     elif running.where == NODE and (function == _BACKWARD or file.endswith(_AGAIN)):
         running.where = MODEL
+    elif file == _MODES and function in ("eval", "train"):
+        if (caller := next((one for one in reversed(stack) if one.place is not None), None)) is not None:
+            caller.modes.append(function)
     elif isinstance(owner, CodePlace) and running.where in (LOOP, DOOR, NODE):
         running.place = owner
 
@@ -161,7 +199,7 @@ def _mark(stack: Sequence[_Running]) -> None:
 
 def _note(stack: Sequence[_Running], took: tuple[int, bool], found: list[_Called]) -> None:
     """Note an operator with the functions of the script that call it, if any do."""
-    if stack[-1].where not in (LOOP, DOOR, NODE):
+    if stack[-1].where not in (LOOP, DOOR, NODE, UNTRAINED):
         return
     outside = next((one for one in reversed(stack) if one.is_module or one.is_operator), stack[0])
     chain = [one for one in stack[stack.index(outside) :] if one.place is not None]
@@ -173,7 +211,9 @@ def _named(trace: Trace, rows: np.ndarray, found: Sequence[_Called]) -> Iterator
     """The functions by the operators that they call, and their shares of the time at operators."""
     chains: dict[CodePlace, list[_Called]] = defaultdict(list)
     for around, ns, back in found:
-        inner = max((place for place, one in enumerate(around) if one.trains), default=-1)
+        evaluates = any(one.evaluates for one in around)
+        trains = (one.trains or (one.passes and not evaluates) for one in around)
+        inner = max((place for place, one in enumerate(trains) if one), default=-1)
         chain = around[inner + 1 :]
         if chain and (place := chain[0].place) is not None:
             chains[place].append((chain, ns, back))

@@ -50,11 +50,13 @@ def diagnosed(
     update_line: int = 38,
     flow_ms: float = 39.0,
     operators: int = 1,
+    modes: tuple[str, ...] | None = None,
 ) -> Diagnosis:
     """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step.
 
     It begins with so many messages of 2 ms each, and stands in a line of the loop. What begins at ``flow_ms``
-    is an operator that the backward pass goes back to. The update is of so many operators.
+    is an operator that the backward pass goes back to. The update is of so many operators; where ``modes``
+    are given it is another model's, before which and after which the function calls these of it.
     """
     entries = {}
     for rank in (0, 1):
@@ -76,6 +78,11 @@ def diagnosed(
             called = "torch/distributed/distributed_c10d.py(2900): all_reduce"
             stacks.host(called, 2 * message, 2 * message + 2, category="python_function")
         passes(stacks, 0, update_ms, 2 * messages, operators)
+        if modes is not None:
+            stacks.host("nn.Module: Net_1", 0.2, update_ms - 0.2, category="python_function")
+            for number, mode in enumerate(modes):
+                called, at = f"torch/nn/modules/module.py(2871): {mode}", number * (update_ms - 0.1)
+                stacks.host(called, at, at + 0.1, category="python_function")
         stacks.host("nn.Module: Net_0", update_ms, 40, category="python_function")
         shown = json.loads(stacks.to_json())
         zero = next(one["ts"] for one in shown["traceEvents"] if one["name"] == "ProfilerStep#9")
@@ -103,6 +110,13 @@ def test_what_runs_beside_training_costs_its_share(tmp_path: Path) -> None:
     assert found.gain.low_ms <= 0.6 * 16 + 0.2
     assert found.gain.high_ms >= 1.4 * 16 - 0.2
     assert diagnosis.summary.startswith("Operators beside training (16 ms of the 100 ms step)")
+
+
+@pytest.mark.parametrize(("modes", "named"), [(("eval", "train"), True), (("eval",), False), ((), False)])
+def test_an_evaluation_is_beside_training(tmp_path: Path, modes: tuple[str, ...], *, named: bool) -> None:
+    """A model that is not put back into training may be a teacher, whose outputs the step needs."""
+    diagnosis = diagnosed(tmp_path, 16, modes=modes)
+    assert ("script-operators" in [one.rule_id for one in diagnosis.findings]) == named
 
 
 @pytest.mark.parametrize(("update_ms", "named"), [(4, False), (6, True)])
