@@ -236,7 +236,7 @@ def sharded(hosts: tuple[str, str] = ("gpu-node-a", "gpu-node-b")) -> Diagnosis:
         ),
         budget=Budget(**parts, at=BudgetLocation(0, 5)),
         ranks=reports,
-        findings=(transfer, straggler),
+        findings=(straggler, transfer),
         verdicts=verdicts,
         facts=facts,
         limits=(

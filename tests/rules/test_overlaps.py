@@ -240,7 +240,7 @@ def test_what_a_host_does_behind_a_wait_is_told_before_the_wait() -> None:
         (30.5, 30.0, ["away", "syncs"], ["away", "syncs"]),
         (31.5, 30.0, ["away", "syncs"], ["syncs", "away"]),  # more than 1 % of the step of 100 ms
         (30.5, 30.0, ["syncs"], ["syncs", "host.pause"]),  # no fix of the pause is known
-        (30.5, 0.0, ["away", "syncs"], ["syncs", "away"]),  # a critical finding, and a warning
+        (30.5, 0.0, ["away", "syncs"], ["away", "syncs"]),  # a warning, and a critical finding
     ],
 )
 def test_a_wait_that_costs_the_pause_behind_it_comes_after_that(

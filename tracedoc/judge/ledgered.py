@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import SEVERITIES, Finding, Gain, Verdict
+from tracedoc.diagnosis import Finding, Gain, Verdict
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import (
     AWAITED,
@@ -102,12 +102,12 @@ class _Priced(msgspec.Struct, frozen=True):
     unknown: bool = False
 
     @property
-    def order(self) -> tuple[int, float, float, int, str]:
-        """The worst first, then by the cost as it is told; of those that hide each other, by their parts."""
+    def order(self) -> tuple[bool, float, float, int, str]:
+        """By the cost as it is told, notes last; of those that hide each other, by their parts."""
         told_ms = self.finding.size_ms
         weight = (self.share_ms if told_ms is None else told_ms) * (ALIKE if self.unknown else 1.0)
-        severity = SEVERITIES.index(self.finding.severity)
-        return severity, -round(weight, 6), -self.share_ms, -self.conditions, self.finding.id
+        is_note = self.finding.severity == "note"
+        return is_note, -round(weight, 6), -self.share_ms, -self.conditions, self.finding.id
 
 
 def _named(names: Sequence[str], ledger: Ledger, but: Sequence[str] = WITHIN) -> tuple[LedgerCause, ...]:

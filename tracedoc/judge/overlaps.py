@@ -8,7 +8,7 @@ from math import inf
 
 from msgspec.structs import replace
 
-from tracedoc.diagnosis import SEVERITIES, Finding
+from tracedoc.diagnosis import Finding
 from tracedoc.facts.measure_run import Measurements
 from tracedoc.judge.findings import AWAITED, Judgement
 from tracedoc.ledger import (
@@ -143,7 +143,7 @@ def waits_behind(findings: list[Finding], ledger: Ledger) -> list[Finding]:
     same = [
         one.rule_id in followed
         and (one.size_ms or 0.0) > least_ms
-        and SEVERITIES.index(one.severity) <= SEVERITIES.index(first.severity)
+        and (first.severity == "note" or one.severity != "note")
         for one in findings
     ]
     place = max(same.index(True), findings.index(first)) if any(same) else findings.index(first)

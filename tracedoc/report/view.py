@@ -285,13 +285,15 @@ def side_text(value: Scalar | None) -> str:
     return "?" if value is None else format_quantity(value, "")
 
 
-def _in_order(diagnosis: Diagnosis) -> list[Finding]:
-    """The findings by severity, then as the ledger has them; without one by gain."""
-    found = list(diagnosis.findings)
-    if diagnosis.ledger is None or not diagnosis.ledger.step_ms:
-        found.sort(key=lambda one: (-one.gain.size_ms if one.gain else 0.0, one.id))
+def _in_order(diagnosis: Diagnosis) -> Sequence[Finding]:
+    """The findings as the ledger has them; without one by severity, then by gain."""
+    if diagnosis.ledger is not None and diagnosis.ledger.step_ms:
+        return diagnosis.findings
     known = {severity: place for place, severity in enumerate(SEVERITIES)}
-    return sorted(found, key=lambda one: known.get(one.severity, len(known)))
+    gains = {one.id: one.gain.size_ms if one.gain else 0.0 for one in diagnosis.findings}
+    return sorted(
+        diagnosis.findings, key=lambda one: (known.get(one.severity, len(known)), -gains[one.id], one.id)
+    )
 
 
 def _place(finding: Finding, diagnosis: Diagnosis) -> str:
