@@ -49,6 +49,7 @@ CAUSE_WORDS: dict[str, str] = {
     UNSPLIT: "communication or waiting for peers",
     "compute.fp32": "matrix products outside the tensor cores",
     "compute.fp64": "work on 64-bit floats",
+    "compute.untouched": "embedding rows that no sample touches",
     "compute.optimizer": "an optimizer of many small kernels",
     "compute.small_kernels": "kernels too small for the device",
     "compute.copies": "copies within the device",

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.step.nodes import RANK_OF_COMPUTE, Calls, DeviceEvents
 from tracedoc.step.program import UNKNOWN_SHARE, Doing, Group, Indices, RankProgram
+from tracedoc.step.untouched import untouched_spans
 from tracedoc.step.waste import double_operators
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.collective_table import NONE
@@ -123,6 +124,7 @@ def find_doings(timeline: RankTimeline) -> dict[Doing, Spans]:
             found[Doing.BACKWARD] = spans(Phase.BACKWARD) - nothing
             found[Doing.OUTSIDE] = passes.complement(begin, end) - nothing
         found[Doing.DOUBLE] = timeline.trace.spans(double_operators(timeline.trace)) - idle
+        found[Doing.UNTOUCHED] = untouched_spans(timeline) - idle
         found[Doing.NOTHING] = nothing
         found[Doing.BETWEEN] = idle - nothing
     return found

@@ -62,6 +62,7 @@ class Doing(IntEnum):
     BACKWARD = 10  # on a CPU: at operators of a backward pass
     BETWEEN = 11  # on a CPU: Python from one operator to the next
     DOUBLE = 12  # on a CPU: at operators on numbers of 64 bits
+    UNTOUCHED = 13  # on a CPU: at rows of embedding tables that no sample of the step touches
 
 
 class Group(IntEnum):
@@ -91,6 +92,7 @@ class Waste(IntEnum):
     FUSION = 5  # in one kernel for several that follow each other
     LOSS = 6  # with logits that are read and written once
     FP64 = 7  # with numbers of 32 bits
+    UNTOUCHED = 8  # with gradients of those rows of embedding tables that samples touch
 
 
 class Cause(IntEnum):

@@ -14,6 +14,7 @@ from tracedoc.spans import Spans
 from tracedoc.step.device import tensor_speedup
 from tracedoc.step.nodes import DeviceEvents, device_events
 from tracedoc.step.program import Codes, Group, Lags, RankProgram, Waste
+from tracedoc.step.untouched import over_tables
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.launches import NO_ROW, Rows
 from tracedoc.trace.columns import Kind, Trace
@@ -87,6 +88,7 @@ def find_waste(timeline: RankTimeline) -> WasteTable:
     kernels = (trace.kind[device.rows] == int(Kind.KERNEL)) & (device.group != Group.COMMUNICATION)
     doubles = _parts(trace, double_operators(trace))
     saved = {
+        Waste.UNTOUCHED: _untouched(timeline, device),
         Waste.FP64: np.where(launched_within(trace, doubles, device.launch_rows), HALF_AS_WIDE, 0.0),
         Waste.ATTENTION: np.where(
             launched_within(trace, attention_parts(trace), device.launch_rows), 1.0, 0.0
@@ -127,6 +129,15 @@ def _reordered(timeline: RankTimeline, device: DeviceEvents) -> npt.NDArray[np.f
         operators = work.operators
         copied |= is_among(work.of(device.rows)[0], operators.rows[operators.reorders])
     return np.where(copied | trace.named_among(device.rows, is_reordering), 1.0, 0.0)
+
+
+def _untouched(timeline: RankTimeline, device: DeviceEvents) -> npt.NDArray[np.float64]:
+    """The share that kernels take for rows of embedding tables that no sample of a step touches."""
+    found = np.zeros(device.rows.size)
+    for share, rows in over_tables(timeline):
+        mine = launched_within(timeline.trace, _parts(timeline.trace, rows), device.launch_rows)
+        found = np.where(mine, np.maximum(found, share), found)
+    return found
 
 
 def _losses(trace: Trace) -> HostParts:

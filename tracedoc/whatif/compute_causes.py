@@ -49,6 +49,9 @@ def compute_causes(run: RunView, program: RunProgram, even: Even) -> dict[str, R
     double = np.rint(spent(layout, Doing.DOUBLE, even.lag) * HALF_AS_WIDE).astype(np.int64)
     if double.any():
         found["compute.fp64"] = Removal.of(lag=double, doubt=WASTES["fp64"][1])
+    untouched = spent(layout, Doing.UNTOUCHED, even.lag)
+    if untouched.any():
+        found["compute.untouched"] = Removal.of(lag=untouched, doubt=WASTES["untouched"][1])
     return {**found, "compute.padding": _padded(run, program, even, found)}
 
 

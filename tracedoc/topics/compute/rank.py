@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from statistics import median
 
 import numpy as np
@@ -12,6 +13,8 @@ from tracedoc.spans import Spans
 from tracedoc.step.device import device_rates, is_before_ampere, judged_peak, tensor_speedup
 from tracedoc.step.kernel_times import judged_kernels, kernel_times
 from tracedoc.step.program import Waste
+from tracedoc.step.untouched import untouched_spans
+from tracedoc.step.untouched import untouched_tables as tables_with_shares
 from tracedoc.step.waste import (
     ATTENTION_OPERATORS,
     HALF_AS_WIDE,
@@ -149,6 +152,34 @@ def double_ms(timeline: RankTimeline) -> Value:
         return 0.0
     spans = timeline.trace.spans(double_operators(timeline.trace)) & activity.compute
     return HALF_AS_WIDE * spans.clip(window.start_ns, window.end_ns).total_ns / 1e6
+
+
+@rank_fact(unit="ms", needs=("kernels", "shapes"))
+def untouched_rows_ms(timeline: RankTimeline) -> Value:
+    """What backward passes and optimizers of the median step take for embedding rows that no sample touches.
+
+    That is the time of kernels, on a CPU of the operators, that go over whole tables with dense gradients,
+    by the share of rows that were not looked up. Tables of the size of a matrix that is multiplied do not
+    count.
+    """
+    if not timeline.is_cpu:
+        return judged_waste_ms(timeline, Waste.UNTOUCHED)
+    window, activity = timeline.judged, timeline.activity
+    if window is None or activity is None:
+        return 0.0
+    spans = untouched_spans(timeline) & activity.compute
+    return spans.clip(window.start_ns, window.end_ns).total_ns / 1e6
+
+
+@rank_fact(unit="text", needs=("shapes",))
+def untouched_tables(timeline: RankTimeline) -> Value:
+    """The largest embedding table with a dense gradient, and how many of its rows a step touches at most."""
+    tables = tables_with_shares(timeline)
+    if not tables:
+        return "none"
+    largest = max(tables, key=lambda table: (prod(table), table))
+    touched = format_percent(1.0 - tables[largest])
+    return f"{largest[0]:,} rows of {prod(largest[1:]):,}, of which a step touches {touched} at most"
 
 
 @rank_fact(unit="ms", needs=("gpu", "kernels"))

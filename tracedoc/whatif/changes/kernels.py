@@ -39,6 +39,7 @@ WASTES = {
     "shapes": (Waste.SHAPES, 0.5),
     "loss": (Waste.LOSS, 0.5),
     "fp64": (Waste.FP64, 0.5),
+    "untouched": (Waste.UNTOUCHED, 0.3),
     "fusion": (Waste.FUSION, 0.5),
 }
 """How the same could be computed in less time, and by which share the time that goes may be more or less."""
