@@ -28,6 +28,7 @@ CALLS = {
     "fully_shard": ("torch", "distributed/fsdp/_fully_shard/_fully_shard.py"),
     "MixedPrecisionPolicy": ("torch", "distributed/fsdp/_fully_shard/_fsdp_api.py"),
     "init_device_mesh": ("torch", "distributed/device_mesh.py"),
+    "Embedding": ("torch", "nn/modules/sparse.py"),
     "DataLoader": ("torch", "utils/data/dataloader.py"),
     "DistributedSampler": ("torch", "utils/data/distributed.py"),
     "AdamW": ("torch", "optim/adamw.py"),

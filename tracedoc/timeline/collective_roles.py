@@ -17,7 +17,8 @@ from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.frameworks import is_zero3_mark
 
 BOOKKEEPING_BYTES = 1 << 20
-"""Metrics, flags and pickled objects are smaller; what is larger is part of the training, or a checkpoint."""
+"""Metrics, flags and pickled objects are smaller; what is larger is part of the training, or a checkpoint,
+but for what a script gathers beside DDP."""
 
 OF_A_NORM = 8
 """A norm over all gradients and a check for overflow take at most so many messages: one a group of ranks."""
@@ -101,7 +102,9 @@ def _bookkeeping(
     sized = table.nbytes != NONE
     small = table.is_op(*_MESSAGES) & (sized | by_ddp)
     pickled = table.is_op("all_gather", "broadcast", "gather", "scatter") & _has_dtype(table, *_BYTES)
-    little = (table.nbytes <= BOOKKEEPING_BYTES) | pickled
+    # DDP gathers nothing, and parameters are whole: what a script gathers outside of passes is for a metric.
+    gathered = table.is_op("all_gather", "gather") & by_ddp
+    little = (table.nbytes <= BOOKKEEPING_BYTES) | pickled | gathered
     outside = small & (launched == Phase.OTHER) & little
     if len(updates) == 0:  # where clipping ends cannot be told
         return np.zeros(len(table), dtype=bool)
@@ -111,7 +114,7 @@ def _bookkeeping(
     # Gathers behind the optimizer count to it, for they may hand out parameters: not those of integers.
     steps = optimizer_spans(timeline)
     behind = (launched == Phase.OPTIMIZER) & (steps.covered_ns(phases.asked_ns, phases.asked_ns + 1) == 0)
-    metric = table.is_op("all_reduce") | _has_dtype(table, *_OBJECT_DTYPES)
+    metric = table.is_op("all_reduce") | _has_dtype(table, *_OBJECT_DTYPES) | gathered
     after = small & behind & metric & little
     return np.asarray(outside | logged | after)
 

@@ -242,8 +242,9 @@ def extra_collectives_per_step(run: RunView, digest: RankDigest, step: StepDiges
     """Barriers and small messages of a step that training does not need: the median over complete steps.
 
     Counted are barriers anywhere, collectives of up to 1 MiB outside of forward pass, backward pass, clipping
-    and optimizer (metrics, pickled objects), and in the forward pass those of fewer than 64 bytes (a logged
-    loss). Without a captured optimizer only barriers count: where clipping ends cannot be told.
+    and optimizer (metrics, pickled objects), gathers of any size there beside DDP, which gathers nothing, and
+    in the forward pass those of fewer than 64 bytes (a logged loss). Without a captured optimizer only
+    barriers count: where clipping ends cannot be told.
     """
     steps = digest.complete_steps or (step,)
     numbers = digest.collectives.step[is_extra(digest.roles)]
