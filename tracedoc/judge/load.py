@@ -106,7 +106,8 @@ STAND_IN = 1.0
 _NO_NAMES = frozenset({"and", "or", "not", "in", "is", "if", "else"})
 """Words of conditions."""
 
-_Read = tuple[Rule, Document]
+_Read = tuple[Rule, Path]
+"""A rule, and its file: of many files all nodes together would take megabytes."""
 
 
 def load_rules(
@@ -122,31 +123,31 @@ def load_rules(
     builtin = builtin_directory().resolve()
     read: list[_Read] = []
     for path in rule_files(builtin):
-        rule, document = _read(path, known)
+        rule = _read(path, known)
         if path.parent.name != rule.topic:
-            document.fail(f"topic {rule.topic!r} lies in the folder {path.parent.name!r}", "topic")
-        read.append((rule, document))
+            message = f"topic {rule.topic!r} lies in the folder {path.parent.name!r}"
+            Document(path, known.words).fail(message, "topic")
+        read.append((rule, path))
     read.sort(key=_by_topic)
     for directory in map(Path, directories):
         if directory.resolve() == builtin:
             continue
-        pack = [_read(path, known) for path in rule_files(directory)]
+        pack = [(_read(path, known), path) for path in rule_files(directory)]
         if not pack:
             raise RuleError(f"{directory}: no rule files (*.yaml)", "name the folder that holds them")
         read.extend(sorted(pack, key=_by_topic))
-    _check_ids(read)
+    _check_ids(read, known)
     return tuple(rule for rule, _ in read)
 
 
 def load_rule(path: str | Path, *, vocabulary: Vocabulary | None = None) -> Rule:
     """The rule in ``path``; raises :class:`RuleError` at the first mistake."""
-    return _read(Path(path), vocabulary or installed_vocabulary())[0]
+    return _read(Path(path), vocabulary or installed_vocabulary())
 
 
-def _read(path: Path, known: Vocabulary) -> _Read:
+def _read(path: Path, known: Vocabulary) -> Rule:
     document = Document(path, known.words)
-    rule = document.read(Rule, "a rule")
-    return _checked(rule, document, known), document
+    return _checked(document.read(Rule, "a rule"), document, known)
 
 
 def _checked(rule: Rule, at: Document, known: Vocabulary) -> Rule:
@@ -325,9 +326,10 @@ def _by_topic(read: _Read) -> tuple[int, str]:
     return TOPICS.index(read[0].topic), read[0].id
 
 
-def _check_ids(read: Sequence[_Read]) -> None:
-    documents: dict[str, Document] = {}
-    for rule, document in read:
-        if rule.id in documents:
-            document.fail(f"id {rule.id!r} is already used by {documents[rule.id].file}", "id")
-        documents[rule.id] = document
+def _check_ids(read: Sequence[_Read], known: Vocabulary) -> None:
+    files: dict[str, Path] = {}
+    for rule, path in read:
+        if rule.id in files:
+            message = f"id {rule.id!r} is already used by {files[rule.id]}"
+            Document(path, known.words).fail(message, "id")
+        files[rule.id] = path
