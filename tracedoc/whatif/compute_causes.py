@@ -26,7 +26,7 @@ from tracedoc.whatif.changes.kernels import (
     wasted,
 )
 from tracedoc.whatif.even_ranks import Even, spent
-from tracedoc.whatif.removal import Removal, Times
+from tracedoc.whatif.removal import Part, Removal, Times
 
 
 def compute_causes(run: RunView, program: RunProgram, even: Even) -> dict[str, Removal | None]:
@@ -43,15 +43,15 @@ def compute_causes(run: RunView, program: RunProgram, even: Even) -> dict[str, R
         "compute.optimizer": fused_updates(program, even.dur),
         "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
         "compute.beside": Removal.of(lag=called_beside(run, program, even), doubt=STACKS_DOUBT),
-        "compute.copies": Removal.of(dur=np.where(copies, even.dur, 0)),
+        "compute.copies": Removal.of(dur=Part.within(copies, even.dur)),
         **{f"compute.{name}": wasted(program, even.dur, *waste, others) for name, waste in WASTES.items()},
     }
-    double = np.rint(spent(layout, Doing.DOUBLE, even.lag) * HALF_AS_WIDE).astype(np.int64)
-    if double.any():
-        found["compute.fp64"] = Removal.of(lag=double, doubt=WASTES["fp64"][1])
+    double = spent(layout, Doing.DOUBLE, even.lag)
+    halved = Part(double.where, np.rint(double.ns * HALF_AS_WIDE).astype(np.int64))
     untouched = spent(layout, Doing.UNTOUCHED, even.lag)
-    if untouched.any():
-        found["compute.untouched"] = Removal.of(lag=untouched, doubt=WASTES["untouched"][1])
+    for name, part in (("fp64", halved), ("untouched", untouched)):
+        if part.ns.any():
+            found[f"compute.{name}"] = Removal.of(lag=part, doubt=WASTES[name][1])
     return {**found, "compute.padding": _padded(run, program, even, found)}
 
 
@@ -88,5 +88,4 @@ def _padded(
 
 def _without_kernels(program: RunProgram, even: Even, gone: Mask) -> Removal | None:
     """What kernels take, with the gaps before them."""
-    gap = np.where(gone, program.layout.gap, 0) if gone.any() else None
-    return Removal.of(dur=np.where(gone, even.dur, 0), gap=gap)
+    return Removal.of(dur=Part.within(gone, even.dur), gap=Part.within(gone, program.layout.gap))

@@ -19,7 +19,7 @@ from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.whatif.changes.change import PASSES, Mask
 from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, POINT_TO_POINT, evened, usual_host
-from tracedoc.whatif.removal import Times
+from tracedoc.whatif.removal import Part, Times
 
 
 class Even(msgspec.Struct, frozen=True, eq=False):
@@ -103,12 +103,10 @@ def _places(run: RunView, stage: tuple[int, ...], place_of: dict[int, int]) -> t
     return tuple(place for place in found if place is not None)
 
 
-def spent(layout: Layout, doing: Doing, lag: Times) -> Times:
+def spent(layout: Layout, doing: Doing, lag: Times) -> Part:
     """What of the host's time between its calls goes to one thing."""
     points, ns = layout.at(doing)
-    found: Times = np.zeros_like(lag)
-    found[points] = np.minimum(ns, lag[points])
-    return found
+    return Part(points, np.minimum(ns, lag[points]))
 
 
 def pauses(program: RunProgram, lag: Times) -> Times:
@@ -118,16 +116,18 @@ def pauses(program: RunProgram, lag: Times) -> Times:
     DTensors are dispatched by, are a part of launching them, however long they take.
     """
     if program.layout.is_cpu:
-        return spent(program.layout, Doing.NOTHING, lag)
-    found = spent(program.layout, Doing.COMPUTING, lag)
+        return spent(program.layout, Doing.NOTHING, lag).whole(lag)
+    found = spent(program.layout, Doing.COMPUTING, lag).whole(lag)
     launch = program.layout.kind == Call.LAUNCH
     if not launch.any():
         return found
     usual = float(np.median(lag[launch] - found[launch]))
     if usual > away_after_ns(usual):  # as of a graph that is launched once a step
         usual = SLOWEST_LAUNCH_NS
-    launching = spent(program.layout, Doing.HOOKS, lag) + spent(program.layout, Doing.DISPATCHING, lag)
-    away = lag - launching > away_after_ns(usual)
+    beyond = lag.copy()
+    for doing in (Doing.HOOKS, Doing.DISPATCHING):  # parts of launching
+        spent(program.layout, doing, lag).take_from(beyond)
+    away = beyond > away_after_ns(usual)
     found[away] = np.rint(lag[away] - usual)
     return found
 
@@ -144,7 +144,7 @@ def after_waits(program: RunProgram, waits: Mask) -> Times:
     layout = program.layout
     lag = program.lag.copy()
     for doing in WORK:
-        lag -= spent(layout, doing, lag)
+        spent(layout, doing, lag).take_from(lag)
     found: Times = np.where(waits[_before(layout)] & layout.after_return, pauses(program, lag), 0)
     return found
 

@@ -15,7 +15,7 @@ from tracedoc.play.run_program import Layout, RunProgram, Scenario
 from tracedoc.play.run_replay import RunReplay
 from tracedoc.play.scenarios import call_latency
 from tracedoc.ranks.run_view import RunView
-from tracedoc.step.program import Call, Cause, Doing, Group, narrow
+from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.communication.run import comm_split
 from tracedoc.trace.distinct import is_among
@@ -45,7 +45,7 @@ from tracedoc.whatif.even_ranks import (
     waits_beyond_schedule,
 )
 from tracedoc.whatif.ledger_places import taken_by_rank
-from tracedoc.whatif.removal import OverSteps, Removal, Times
+from tracedoc.whatif.removal import OverSteps, Part, Removal, Times
 
 SPLIT_FROM = 0.005
 """Families that cost less than this share of the step are not split, and causes inside compute that take less
@@ -105,10 +105,11 @@ def _over_steps(families: Sequence[Family[Removal] | None]) -> Family[OverSteps]
 def _of_step(run: RunView, replay: RunReplay) -> dict[str, Family[Removal]]:
     """The families of causes that one step has."""
     program = replay.program
-    # What a wait for a batch takes, whether workers keep up or not.
-    own = program.own.astype(np.int64)
-    own[program.layout.batch_point] = program.layout.batch_ns
-    program = program.edited(own=narrow(own), ready=replay.base[Scenario.SLOW].program.ready)
+    if program.layout.batch_point.size:
+        # What a wait for a batch takes, whether workers keep up or not.
+        own = program.own.astype(np.int64)
+        own[program.layout.batch_point] = program.layout.batch_ns
+        program = program.edited(own=own, ready=replay.base[Scenario.SLOW].program.ready)
     even = even_times(run, program)
     found = {
         "ranks": _ranks(program, even),
@@ -151,9 +152,9 @@ def _ranks(program: RunProgram, even: Even) -> Family[Removal] | None:
         {
             "ranks.compute": Removal.of(dur=dur, transfer=even.unseen if computes else None),
             "ranks.host": Removal.of(
-                lag=lag, own=np.where(loads, 0, own), transfer=None if computes else even.unseen
+                lag=lag, own=Part.within(~loads, own), transfer=None if computes else even.unseen
             ),
-            "ranks.input": Removal.of(own=np.where(loads, own, 0), ready=_taken(program.ready, even.ready)),
+            "ranks.input": Removal.of(own=Part.within(loads, own), ready=_taken(program.ready, even.ready)),
         }
     )
 
@@ -176,11 +177,11 @@ def _input(program: RunProgram, even: Even) -> Family[Removal] | None:
     return _family(
         {
             "input.wait": Removal.of(
-                own=np.where(loads, even.own, 0), ready=np.where(loads, np.maximum(even.ready, 0), 0)
+                own=Part.within(loads, even.own), ready=Part.within(loads, np.maximum(even.ready, 0))
             ),
             "input.copies": Removal.of(
-                own=np.where(layout.returns(blocking), even.own, 0),
-                dur=np.where(copies, even.dur, 0),
+                own=Part.within(layout.returns(blocking), even.own),
+                dur=Part.within(copies, even.dur),
                 dropped=blocking,
             ),
         }
@@ -201,16 +202,23 @@ BETWEEN_DOUBT = 0.5
 with it, as short operators are mostly calls, too. Small models took half as long without the profiler."""
 
 
-def _known(layout: Layout, lag: Times) -> tuple[dict[str, Times], Times]:
+def _known(layout: Layout, lag: Times) -> tuple[dict[str, Part], Times]:
     """What of the host's time is known to go to each of :data:`KNOWN_DOINGS`, and what is left."""
-    known: dict[str, Times] = {}
+    known, left = {}, lag.copy()
     for name, doing in KNOWN_DOINGS.items():
-        known[name] = spent(layout, doing, lag)
-        lag = lag - known[name]
-    return known, lag
+        known[name] = spent(layout, doing, left)
+        known[name].take_from(left)
+    return known, left
 
 
-def _of_lags(lags: Mapping[str, Times]) -> dict[str, Removal | None]:
+def _not_offloaded(layout: Layout, lag: Times) -> Times:
+    """The host's time but for an optimizer on the CPU."""
+    left: Times = lag.copy()
+    spent(layout, Doing.OFFLOADED, lag).take_from(left)
+    return left
+
+
+def _of_lags(lags: Mapping[str, Part]) -> dict[str, Removal | None]:
     return {name: Removal.of(lag=lag) for name, lag in lags.items()}
 
 
@@ -223,13 +231,16 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     layout = program.layout
     if layout.is_cpu:
         known, left = _known(layout, even.lag)
-        pause = np.clip(even_pauses(program, even.lag) - known["host.gc"], 0, left)
+        pause = even_pauses(program, even.lag)
+        known["host.gc"].take_from(pause)
+        pause = np.clip(pause, 0, left)
         between = spent(layout, Doing.BETWEEN, left - pause)
         # Operators that the script calls beside training go with what lies between them.
         of_training = 1.0 - called_beside(run, program, even) / np.maximum(
             operators_in(layout, even.lag, 1, 1), 1
         )
-        between = np.rint(between * np.clip(of_training, 0, 1)).astype(np.int64)
+        training = np.rint(between.ns * np.clip(of_training, 0, 1)[between.where]).astype(np.int64)
+        between = Part(between.where, training)
         members = {**_of_lags(known), "host.pause": Removal.of(lag=pause)}
         return _family({**members, "host.between": Removal.of(lag=between, doubt=BETWEEN_DOUBT)})
     if not layout.points or not any("launches" in one.present for one in run.digests):
@@ -239,12 +250,11 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
     waits = layout.to_host & ~of_input & ~is_among(layout.cause_from, layout.offload_event)
     own = np.where(loads | layout.returns(of_input), 0, even.own)
     waited, allocates = synced(program, own), allocated(program, own)
-    lag = even.lag.copy()
-    lag -= spent(layout, Doing.OFFLOADED, lag)
+    lag = _not_offloaded(layout, even.lag)
     known, left = _known(layout, lag)
     pause = pauses(program, left)
     # What a late rank pauses longer may be the same code, and what looks at a value why hosts wait for it.
-    as_it_is = pauses(program, _known(layout, program.lag - spent(layout, Doing.OFFLOADED, program.lag))[1])
+    as_it_is = pauses(program, _known(layout, _not_offloaded(layout, program.lag))[1])
     asked = None if waited is None else waited.dropped
     unasked = None if asked is None else waits_before(layout, asked, pause)
     return _family(
@@ -375,10 +385,10 @@ def _with_layout(program: RunProgram, removal: Removal | None) -> Removal | None
     """A removal that is made with another layout's collectives."""
     if removal is None or removal.rewired is None:
         return None
-    rewired = removal.rewired
+    rewired, layout = removal.rewired, program.layout
 
     def made(given: RunProgram) -> RunProgram:
-        return rewired(given.edited(layout=program.layout)).edited(layout=given.layout)
+        return rewired(given.edited(layout=layout)).edited(layout=given.layout)
 
     return Removal(rewired=made)
 

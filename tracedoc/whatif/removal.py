@@ -16,18 +16,37 @@ Times = npt.NDArray[np.int64]
 
 
 class Part(msgspec.Struct, frozen=True, eq=False):
-    """What is taken of a column: ``where``, and how many ns; of most causes that is a small part of it."""
+    """What is taken of a column: ``where``, and how many ns; of most causes that is a small part of it.
+
+    Of many ranks a column is long, and there is one for each cause.
+    """
 
     where: Index | slice
     ns: Times
 
     @classmethod
     def of(cls, column: Times) -> Part:
-        """What a whole column takes; of many ranks it is long, and there is one for each cause."""
+        """What a whole column takes."""
         where = np.flatnonzero(column)
         if 2 * where.size > column.size:
             return cls(slice(None), narrow(column))
         return cls(narrow(where), narrow(column[where]))
+
+    @classmethod
+    def within(cls, chosen: Mask, column: Times) -> Part:
+        """What the chosen entries of a column take."""
+        where = np.flatnonzero(chosen)
+        return cls(narrow(where), narrow(column[where]))
+
+    def take_from(self, column: Times) -> None:
+        """Take it from a column, in place."""
+        column[self.where] -= self.ns
+
+    def whole(self, like: Times) -> Times:
+        """It as a column like another one, with 0 where nothing is taken."""
+        column: Times = np.zeros_like(like)
+        column[self.where] = self.ns
+        return column
 
     def spread(self, label: Index, labels: int) -> npt.NDArray[np.float64]:
         """How much is taken of each of so many labels, of which every entry of the column has one; in ns."""
@@ -65,10 +84,12 @@ class Removal(msgspec.Struct, frozen=True, eq=False):
         unasked: Mask | None = None,
         alone: Mask | None = None,
         doubt: float = 0.0,
-        **columns: Times | None,
+        **columns: Part | Times | None,
     ) -> Removal | None:
-        """What goes, of whole columns, which have 0 where nothing does; ``None`` if nothing goes."""
-        parts = {name: Part.of(one) for name, one in columns.items() if one is not None and one.any()}
+        """What goes, of columns, which have 0 where nothing does; ``None`` if nothing goes."""
+        given = {name: one for name, one in columns.items() if one is not None}
+        every = {name: one if isinstance(one, Part) else Part.of(one) for name, one in given.items()}
+        parts = {name: one for name, one in every.items() if one.ns.any()}
         masks = [one is not None and one.any() for one in (dropped, alone)]
         if not parts and not any(masks):
             return None
@@ -144,5 +165,5 @@ def _minus(times: Times, taken: Sequence[Part]) -> Times:
     """The difference in 64 bits; one array beside those that are given, however many they are."""
     left = times.astype(np.int64)
     for part in taken:
-        left[part.where] -= part.ns
+        part.take_from(left)
     return left

@@ -24,7 +24,7 @@ from tracedoc.whatif.changes.change import (
     scaled,
 )
 from tracedoc.whatif.even_ranks import after_waits, pauses, spent
-from tracedoc.whatif.removal import Removal, Times, removed
+from tracedoc.whatif.removal import Part, Removal, Times, removed
 
 CAPTURED_HOST = (0.03, 0.06, 0.2)
 """With CUDA graphs the host takes this share of its time for the same kernels."""
@@ -58,7 +58,8 @@ def synced(program: RunProgram, own: Times) -> Removal | None:
     waits &= ~is_among(layout.cause_from, layout.offload_event)
     waits[waits] = layout.kind[layout.cause_to[waits]] != Call.ALLOCATION
     returns = layout.returns(waits)
-    return Removal.of(own=np.where(returns, own, 0), dropped=waits, perhaps=after_waits(program, returns))
+    perhaps = after_waits(program, returns)
+    return Removal.of(own=Part.within(returns, own), dropped=waits, perhaps=perhaps)
 
 
 def allocated(program: RunProgram, own: Times) -> Removal | None:
@@ -68,7 +69,7 @@ def allocated(program: RunProgram, own: Times) -> Removal | None:
     hosts = layout.to_host
     freed = np.zeros(layout.cause_kind.size, dtype=bool)
     freed[hosts] = calls[layout.cause_to[hosts]]
-    return Removal.of(own=np.where(calls, own, 0), dropped=freed)
+    return Removal.of(own=Part.within(calls, own), dropped=freed)
 
 
 @as_change(assuming="nothing needs the values earlier; at best the code right after the waits goes with them")
@@ -159,7 +160,10 @@ def pin_copies(program: RunProgram) -> RunProgram:
 
 def operators_in(layout: Layout, lag: Int64Array, outside: float, backward: float) -> Int64Array:
     """Shares of what operators take of the host's time on a CPU, outside and in backward passes."""
-    taken = outside * spent(layout, Doing.OUTSIDE, lag) + backward * spent(layout, Doing.BACKWARD, lag)
+    taken = np.zeros(lag.size)
+    for share, doing in ((outside, Doing.OUTSIDE), (backward, Doing.BACKWARD)):
+        part = spent(layout, doing, lag)
+        taken[part.where] += share * part.ns
     return np.rint(taken).astype(np.int64)
 
 
@@ -182,7 +186,8 @@ def skip_code(program: RunProgram, ms: float, forward: float, backward: float) -
         raise NotApplicable("on GPUs the host's code may run while the device works")
     layout, ns = program.layout, ms * 1e6
     away = pauses(program, program.lag.astype(np.int64))
-    taken, between = np.zeros_like(away), spent(layout, Doing.BETWEEN, program.lag.astype(np.int64) - away)
+    taken = np.zeros_like(away)
+    between = spent(layout, Doing.BETWEEN, program.lag - away).whole(away)
     for first, last in pairwise(layout.point_base.tolist()):
         order = first + np.argsort(-away[first:last], kind="stable")
         before = np.cumsum(away[order]) - away[order]

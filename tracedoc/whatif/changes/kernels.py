@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import Layout, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.kernel_times import SMALL_NS
-from tracedoc.step.program import Call, Doing, Group, Waste
+from tracedoc.step.program import Call, Doing, Group, Waste, narrow
 from tracedoc.timeline.phases import Phase
 from tracedoc.trace.distinct import is_among
 from tracedoc.whatif.changes.change import (
@@ -22,7 +22,7 @@ from tracedoc.whatif.changes.change import (
 )
 from tracedoc.whatif.changes.host import COMPILED_HOST, paced_passes, paced_updates
 from tracedoc.whatif.changes.transfers import grow_with_batch, with_bytes
-from tracedoc.whatif.removal import Removal, Times, removed, without
+from tracedoc.whatif.removal import Part, Removal, Times, removed, without
 
 GROUPS: dict[str, tuple[Group, ...]] = {
     "matrix": (Group.MATRIX,),
@@ -149,10 +149,11 @@ def wasted(
     if others is not None:
         mine &= others[layout.waste_event]
     events = layout.waste_event[mine]
-    taken = np.zeros_like(dur)
-    share = layout.waste_ns[mine] / np.maximum(program.dur[events], 1)
-    taken[events] = np.rint(dur[events] * np.minimum(share, 1.0))
-    return Removal.of(dur=taken, doubt=doubt)
+    taken = layout.waste_ns[mine] / np.maximum(program.dur[events], 1)
+    np.minimum(taken, 1.0, out=taken)
+    taken *= dur[events]
+    np.rint(taken, out=taken)
+    return Removal.of(dur=Part(events, narrow(taken.astype(np.int64))), doubt=doubt)
 
 
 def repeated_small(program: RunProgram) -> Mask:
@@ -186,11 +187,11 @@ def fused_updates(program: RunProgram, dur: Times) -> Removal | None:
     layout = program.layout
     small = repeated_small(program) & of_updates(layout)
     single = (layout.event_part == Phase.OPTIMIZER) & (layout.group == Group.POINTWISE)
-    some, taken = np.flatnonzero(single | small), np.zeros_like(dur)
+    some = np.flatnonzero(single | small)
     started = np.where(small[some], dur[some] / 2, 0.0)
     again = UNFUSED * (dur[some] - started)
-    taken[some] = np.rint(started + again)
-    gap = np.where(small | _following(layout, single | small), layout.gap, 0)
+    taken = Part(some, np.rint(started + again).astype(np.int64))
+    gap = Part.within(small | _following(layout, single | small), layout.gap)
     return Removal.of(dur=taken, gap=gap, doubt=UNFUSED_DOUBT if again.any() else 0.0)
 
 
