@@ -87,12 +87,12 @@ class Walk:
 
     def backwards(self) -> Iterator[Piece]:
         """Yield the pieces of the path, the last one first."""
-        graph, plan = self._graph, self._played.plan
+        graph, (into, begin) = self._graph, self._played.plan.into
         node, event = self._end()
         if event is not None:
             yield self._of_event(event, self._length(event))
         for _ in range(2 * graph.nodes + 2):
-            edges = plan.into[plan.into_begin[node] : plan.into_begin[node + 1]]
+            edges = into[begin[node] : begin[node + 1]]
             if not self._program.layout.periodic:
                 edges = edges[~graph.back[edges]]
             if edges.size == 0:

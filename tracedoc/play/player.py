@@ -18,7 +18,7 @@ from tracedoc.play.segments import (
     reduce_stretches,
     weigh,
 )
-from tracedoc.play.solver import Plan, Solution, Times, make_plan, solve
+from tracedoc.play.solver import Cyclic, Plan, Solution, Times, make_plan, solve
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.lags import NEVER
 
@@ -110,6 +110,7 @@ class Player:
     def __init__(self, subject: int) -> None:
         self._subject = subject
         self._plans: dict[bytes, Plan] = {}
+        self._cyclic: set[bytes] = set()
         self._bases: dict[Scenario, RunProgram] = {}
         self._overlap: dict[tuple[bytes, Scenario], OverlapShare] = {}
         self._reduced: dict[tuple[bytes, Scenario], Stretches] = {}
@@ -147,13 +148,19 @@ class Player:
 
     def _plan(self, program: RunProgram) -> Plan:
         key = program.extra.shape
+        if key in self._cyclic:
+            raise Cyclic
         if key not in self._plans:
             if len(self._plans) == MOST_PLANS:  # the first is that of programs without ties
                 gone = list(self._plans)[1]
                 del self._plans[gone]
                 self._overlap = {one: kept for one, kept in self._overlap.items() if one[0] != gone}
                 self._reduced = {one: kept for one, kept in self._reduced.items() if one[0] != gone}
-            self._plans[key] = make_plan(find_sync_graph(program))
+            try:
+                self._plans[key] = make_plan(find_sync_graph(program))
+            except Cyclic:
+                self._cyclic.add(key)
+                raise
         return self._plans[key]
 
     def _play_alike(self, plan: Plan, programs: list[RunProgram]) -> list[Played]:
@@ -211,11 +218,16 @@ class Player:
         return [next(made) if known is None else known for known in found]
 
     def _known_stretches(self, graph: SyncGraph, program: RunProgram) -> Stretches | None:
-        base = self._bases.get(program.scenario)
         columns = ("lag", "dur", "delay", "launched")
-        if base is None or any(getattr(base, name) is not getattr(program, name) for name in columns):
+        alike = (
+            scenario
+            for scenario, base in self._bases.items()
+            if all(getattr(base, name) is getattr(program, name) for name in columns)
+        )
+        scenario = next(alike, None)
+        if scenario is None:
             return None
-        key = program.extra.shape, program.scenario
+        key = program.extra.shape, scenario
         if key not in self._reduced:
             (self._reduced[key],) = reduce_stretches(graph, [program])
         return self._reduced[key]

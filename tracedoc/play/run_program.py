@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -197,7 +198,7 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True, dict=True):
         return found
 
 
-class AddedEdges(msgspec.Struct, frozen=True, eq=False):
+class AddedEdges(msgspec.Struct, frozen=True, eq=False, dict=True):
     """Starts of events that a change ties to other things: ``target`` events wait for ``source``.
 
     A source is an event that must end, or where ``of_point`` a point that must be reached.
@@ -209,11 +210,12 @@ class AddedEdges(msgspec.Struct, frozen=True, eq=False):
     lag_ns: Int64Array
     back: Mask
 
-    @property
+    @cached_property
     def shape(self) -> bytes:
         """What is tied to what, whatever the lags: equal for ties that only differ in them."""
         columns = (self.source, self.target, self.of_point, self.back)
-        return b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
+        content = b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
+        return blake2b(content, digest_size=16).digest()
 
 
 class RunProgram(msgspec.Struct, frozen=True, eq=False):

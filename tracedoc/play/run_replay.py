@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import TypeVar
 
@@ -136,10 +137,10 @@ class RunReplay(msgspec.Struct, frozen=True, eq=False):
     def _told(
         self, some: Sequence[Sequence[RunProgram]], tell: Callable[[Played], Told]
     ) -> list[Told | None]:
-        try:
+        with suppress(Cyclic):
             return [tell(one) for one in self.play(some)]
-        except Cyclic:
-            return [None] if len(some) == 1 else [self._told([one], tell)[0] for one in some]
+        # What was raised is gone here, with all that it held.
+        return [None] if len(some) == 1 else [self._told([one], tell)[0] for one in some]
 
 
 def in_a_row(first: RunReplay, others: Sequence[RunReplay]) -> RunReplay:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tracedoc.play.run_program import Index, Layout, Mask, RunProgram
 from tracedoc.spans import Int64Array
-from tracedoc.step.program import Call
+from tracedoc.step.program import Call, narrow
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.lags import NEVER
 from tracedoc.trace.distinct import distinct, is_among
@@ -230,8 +230,8 @@ def find_sync_graph(program: RunProgram) -> SyncGraph:
         run_closes=run_closes,
         sampled=sampled,
         blocks=blocks,
-        src=np.concatenate(edges.src),
-        dst=np.concatenate(edges.dst),
+        src=narrow(np.concatenate(edges.src)),
+        dst=narrow(np.concatenate(edges.dst)),
         back=np.concatenate(edges.back),
         sections=sections,
         section_names=tuple(edges.names),

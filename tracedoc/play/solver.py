@@ -7,6 +7,7 @@ captured steps; why there are two is in docs/decisions/0089.
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 
 import msgspec
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.play.segments import SyncGraph
 from tracedoc.spans import Int64Array
+from tracedoc.step.program import narrow
 from tracedoc.timeline.lags import NEVER
 
 try:
@@ -34,15 +36,14 @@ class Cyclic(Exception):  # noqa: N818 - a state of the graph that refuses the r
     """Something waits for itself."""
 
 
-class Plan(msgspec.Struct, frozen=True, eq=False):
+class Plan(msgspec.Struct, frozen=True, eq=False, dict=True):
     """The order in which the nodes of a graph can be worked out.
 
     Level by level, ``place`` is where each node stands in it; places are meant by all that follows, but by
     ``into``. Nodes of a level wait for nothing but what comes before them: level ``i + 1`` ends before node
     ``bounds[i + 1]``, and the first one before ``bounds[0]``. ``edge`` are the edges within a step in order
     of target, ``sources`` where they come from, ``begins`` where those of each node behind the first level
-    begin. ``lanes_of_rank`` is the first lane of each rank. The edges of all kinds into a node ``n`` are
-    ``into[into_begin[n] : into_begin[n + 1]]``.
+    begin. ``lanes_of_rank`` is the first lane of each rank.
     """
 
     graph: SyncGraph
@@ -56,8 +57,12 @@ class Plan(msgspec.Struct, frozen=True, eq=False):
     back_nodes: Index
     back_starts: Index
     lanes_of_rank: Index
-    into: Index
-    into_begin: Index
+
+    @cached_property
+    def into(self) -> tuple[Index, Index]:
+        """The edges of all kinds by the node that they lead to, and where those of each begin."""
+        edges = narrow(np.argsort(self.graph.dst, kind="stable"))
+        return edges, np.searchsorted(self.graph.dst[edges], np.arange(self.graph.nodes + 1))
 
 
 def make_plan(graph: SyncGraph) -> Plan:
@@ -77,11 +82,10 @@ def make_plan(graph: SyncGraph) -> Plan:
     targets = place[graph.dst[back]]
     new = np.flatnonzero(np.diff(targets, prepend=-1))
     lanes = graph.rank_of_lane
-    into = np.argsort(graph.dst, kind="stable")
     return Plan(
         graph=graph,
         place=place,
-        edge=inner,
+        edge=narrow(inner),
         sources=sources,
         begins=begins,
         bounds=bounds,
@@ -90,16 +94,13 @@ def make_plan(graph: SyncGraph) -> Plan:
         back_nodes=targets[new],
         back_starts=new,
         lanes_of_rank=np.flatnonzero(np.concatenate(([True], lanes[1:] != lanes[:-1]))),
-        into=into,
-        into_begin=np.searchsorted(graph.dst[into], np.arange(graph.nodes + 1)),
     )
 
 
 def _levels(nodes: int, src: Index, dst: Index) -> Index:
     """Return the length of the longest path to each node, in edges."""
-    order = np.argsort(src, kind="stable")
-    targets = dst[order]
-    begin = np.searchsorted(src[order], np.arange(nodes + 1)).tolist()
+    targets = dst[np.argsort(src, kind="stable")]
+    begin = np.append(0, np.cumsum(np.bincount(src, minlength=nodes))).tolist()
     waiting = np.bincount(dst, minlength=nodes).tolist()
     level = [0] * nodes
     # Levels are many and narrow: arrays of each would take longer. Nodes are added while they are gone over.

@@ -243,22 +243,20 @@ def backward_pass(layout: Layout, events: Index) -> Index:
 
     0 where no call is known.
     """
-    if not layout.part.size:
-        return np.zeros(events.size, dtype=np.intp)
-    number = _passes_begun(layout)
-    point = layout.point[events]
-    first = number[np.minimum(layout.point_base[layout.rank_of_event(events)], number.size - 1)]
-    return np.asarray(np.where(point >= 0, number[np.maximum(point, 0)] - first, 0), dtype=np.intp)
+    begins, point = _passes(layout), layout.point[events]
+    number, first = (
+        np.searchsorted(begins, points, side="right")
+        for points in (point, layout.point_base[layout.rank_of_event(events)])
+    )
+    return np.asarray(np.where(point >= 0, number - first, 0), dtype=np.intp)
 
 
 @once
-def _passes_begun(layout: Layout) -> Index:
-    """How many backward passes have begun at each point, over all ranks."""
+def _passes(layout: Layout) -> Index:
+    """The points at which the backward passes of all ranks begin."""
     backward = is_among(layout.part, BACKWARD)
     forward = layout.part == Phase.FORWARD
     marked = np.flatnonzero(backward | forward)
-    begins = np.zeros(layout.part.size, dtype=bool)
-    if marked.size:
-        opens = backward[marked] & np.concatenate(([True], forward[marked][:-1]))
-        begins[marked[opens]] = True
-    return np.cumsum(begins, dtype=np.int32)
+    after_forward = np.append(True, forward[marked])[:-1]
+    found: Index = marked[backward[marked] & after_forward]
+    return found
