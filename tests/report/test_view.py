@@ -59,6 +59,17 @@ def test_fix_for_the_framework_of_the_run_comes_first(strategy: str, best: str):
     assert view.findings[0].fixes[0].framework == best
 
 
+def test_fixes_of_other_frameworks_are_left_out_of_a_known_job() -> None:
+    diagnosis = sharded()
+    finding = replace(diagnosis.findings[0], fixes=(Fix("ddp", "no_sync", "", ""),))
+    strategy = replace(diagnosis.run.strategy, name="ZeRO-2", family="zero-2")
+    known = replace(diagnosis, findings=(finding,), run=replace(diagnosis.run, strategy=strategy))
+    assert build_view(known).findings[0].fixes == ()
+    strategy = replace(strategy, name="unknown", family="unknown")
+    unknown = replace(known, run=replace(known.run, strategy=strategy))
+    assert len(build_view(unknown).findings[0].fixes) == 1
+
+
 def test_fix_for_the_trainer_around_the_wrapper_comes_first():
     diagnosis = sharded()
     fixes = tuple(Fix(name, "", "", "") for name in ("any", "ddp", "accelerate", "trainer", "lightning"))

@@ -40,14 +40,14 @@ def framework_name(name: str) -> str:
 def fitting_first(fixes: tuple[Fix, ...], run: RunInfo) -> tuple[Fix, ...]:
     """The fixes with those first that fit the job: its trainer, its strategy, then any framework.
 
-    Those of other frameworks are left out where the job's is known. Of those that fit alike the one with the
-    largest predicted gain is first; one that changes the batch comes after those that keep what is trained,
-    and one that saves next to nothing by replay after all others.
+    Those of other frameworks are left out where the job's is known: of ``no_sync`` ZeRO-2 makes an error. Of
+    those that fit alike the one with the largest predicted gain is first; one that changes the batch comes
+    after those that keep what is trained, and one that saves next to nothing by replay after all others.
 
     Where a trainer such as Lightning makes the wrappers, its users cannot paste a change to the wrapper.
     """
     distances = misfits(fixes, run.strategy.name, run.frameworks)
-    known = _knows_framework(run.strategy) and min(distances, default=FOREIGN) < FOREIGN
+    known = _knows_framework(run.strategy)
     fitting = [n for n in range(len(fixes)) if distances[n] < FOREIGN or not known]
     order = sorted(
         fitting,

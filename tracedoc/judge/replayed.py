@@ -246,9 +246,10 @@ def _within(predicted: Predicted, bound: Gain) -> Predicted:
 def _fitting(finding: Finding, run: RunInfo) -> Finding:
     """The finding whose fixes are replayed only where none fits the job better."""
     distances = misfits(finding.fixes, run.strategy.name, run.frameworks)
-    replayed = [far for far, fix in zip(distances, finding.fixes, strict=True) if fix.replays]
+    kept = fitting_first(finding.fixes, run)
+    replayed = [far for far, fix in zip(distances, finding.fixes, strict=True) if fix.replays and fix in kept]
     fixes = tuple(
-        fix if far == min(replayed, default=0) else replace(fix, replays="")
+        fix if fix in kept and far == min(replayed, default=0) else replace(fix, replays="")
         for far, fix in zip(distances, finding.fixes, strict=True)
     )
     return replace(finding, fixes=fixes)
