@@ -14,8 +14,10 @@ from tracedoc.trace.distinct import (
     distinct,
     intersection,
     is_among,
+    median,
     medians_by_value,
     places_by_value,
+    quantile,
     union,
 )
 
@@ -62,16 +64,16 @@ def test_no_values_are_among_any() -> None:
     assert is_among(np.empty(0, dtype=np.int32), [1, 2]).tolist() == []
 
 
-def test_a_worker_needs_no_masked_arrays(repository: Path) -> None:
+def test_a_diagnosis_needs_no_masked_arrays(repository: Path) -> None:
     program = (
         "import sys\n"
-        "from tracedoc.worker import digest_file\n"
-        "for path in sys.argv[1:]: digest_file(path)\n"
-        "if 'numpy.ma' in sys.modules: sys.exit('np.unique or np.isin was called: see trace/distinct.py')\n"
+        "from tracedoc.pipeline import Options, diagnose\n"
+        "for path in sys.argv[1:]: diagnose(path, Options(jobs=1))\n"
+        "if 'numpy.ma' in sys.modules: sys.exit('np.unique or np.median was called: see trace/distinct.py')\n"
     )
-    traces = sorted((repository / "sample_traces").glob("*_ddp_*/rank-0.json*"))
-    assert traces
-    subprocess.run([sys.executable, "-c", program, *map(str, traces)], cwd=repository, check=True)
+    runs = sorted((repository / "sample_traces").glob("*_ddp_*"))
+    assert runs
+    subprocess.run([sys.executable, "-c", program, *map(str, runs)], cwd=repository, check=True)
 
 
 @pytest.mark.parametrize("values", [[], [4], [7, -1, 7, FAR, -1, 7]])
@@ -88,3 +90,17 @@ def test_medians_are_those_of_the_values_beside_each_key(keys: list[int]) -> Non
     assert found.tolist() == sorted(set(keys))
     expected = [float(np.median([v for k, v in zip(keys, values, strict=True) if k == key])) for key in found]
     assert medians.tolist() == expected
+
+
+@pytest.mark.parametrize("values", [[4], [4, 1], [3, 1, 2], [0.5, 0.25, 4.0, 1.5], [1.0, np.nan, 2.0]])
+def test_medians_and_quantiles_are_those_of_numpy(values: list[float]) -> None:
+    np.testing.assert_array_equal(median(values), np.median(values))
+    for share in (0.0, 0.25, 0.9):
+        np.testing.assert_array_equal(quantile(values[:2], share), np.quantile(values[:2], share))
+
+
+def test_medians_along_an_axis_are_those_of_numpy() -> None:
+    table = np.array([[3, 1, 9], [2, 8, 8]])
+    assert median(table, axis=0).tolist() == [2.5, 4.5, 8.5]
+    assert median(table, axis=1).tolist() == [3.0, 8.0]
+    assert np.isnan(median([]))

@@ -27,6 +27,7 @@ from tracedoc.tables import (
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.shards.shard_units import NO_TIME, PHASES, ShardCalls
 from tracedoc.timeline.shards.times import CallTimes
+from tracedoc.trace.distinct import median
 from tracedoc.units import format_bytes
 
 MOST_RANKS = 64
@@ -135,13 +136,13 @@ def transfer_table(run: RunView) -> TransferSpeeds | None:
                 nbytes=nbytes,
                 calls=int(piece.size),
                 low_gbps=float(gbps.min()),
-                gbps=float(np.median(gbps)),
+                gbps=float(median(gbps)),
                 high_gbps=float(gbps.max()),
-                expected_gbps=float(np.median(known)) if known.size else None,
+                expected_gbps=float(median(known)) if known.size else None,
             )
         )
     largest = sorted(rows, key=lambda row: -row.calls * row.nbytes)[:LISTED_ROWS]
-    shown = {int(number) for number in np.unique(group)}
+    shown = set(group.tolist())
     curves = {
         (matching.groups[number].size, curve.peak_gbps): _sampled(matching.groups[number].size, curve)
         for number, curve in enumerate(run.curves)

@@ -27,7 +27,7 @@ from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.timeline.host import IDLE_WORK
 from tracedoc.timeline.shards.shard_units import BACKWARD, NO_TIME, PHASES, UNKNOWN_SIZE, ShardCalls
 from tracedoc.timeline.shards.times import UNKNOWN_DEPTH, CallTimes, UnitTable
-from tracedoc.trace.distinct import is_among, medians_by_value, places_by_value
+from tracedoc.trace.distinct import is_among, median, medians_by_value, places_by_value
 from tracedoc.trace.vocabulary import busbw_factor
 
 
@@ -130,9 +130,9 @@ def _across_ranks(
     known = curve is not None and sized.size and row.busbw_gbps is not None
     return replace(
         row,
-        expected_gbps=curve.expected_gbps(float(np.median(sized))) if curve and known else None,
-        median_transfer_ms=float(np.median(matching.transfer_ns[alike])) / 1e6,
-        arrival_spread_ms=float(np.median(matching.latest_start_ns[alike] - first)) / 1e6,
+        expected_gbps=curve.expected_gbps(float(median(sized))) if curve and known else None,
+        median_transfer_ms=float(median(matching.transfer_ns[alike])) / 1e6,
+        arrival_spread_ms=float(median(matching.latest_start_ns[alike] - first)) / 1e6,
         matched_calls=int(alike.size),
         partial_calls=int((~matching.complete[alike]).sum()),
         last_arrivals={
@@ -255,7 +255,7 @@ def _unit_row(
     return UnitRow(
         name=units.names[unit],
         phase=PHASES[phase],
-        nbytes=int(np.median(sizes)) if sizes.size and (sizes != UNKNOWN_SIZE).all() else None,
+        nbytes=int(median(sizes)) if sizes.size and (sizes != UNKNOWN_SIZE).all() else None,
         gathers_per_step=mine.size / per_step,
         gather_ms=_median_ms(ends - starts),
         wait_ms=_median_ms(turn - starts) if known else None,
@@ -280,8 +280,8 @@ def _timed(times: CallTimes | None, column: str, mine: npt.NDArray[np.intp]) -> 
 def _ahead(times: CallTimes | None, mine: npt.NDArray[np.intp]) -> int | None:
     depth = times.depth[mine] if times is not None else np.empty(0, dtype=np.int16)
     depth = depth[depth != UNKNOWN_DEPTH]
-    return int(np.median(depth)) if depth.size else None
+    return int(median(depth)) if depth.size else None
 
 
 def _median_ms(values: Int64Array) -> float | None:
-    return float(np.median(values)) / 1e6 if values.size else None
+    return float(median(values)) / 1e6 if values.size else None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 import msgspec
 import numpy as np
@@ -19,6 +18,7 @@ from tracedoc.ranks.matching import Group, Matching
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import NONE, boundaries
 from tracedoc.trace.devices import device_peak
+from tracedoc.trace.distinct import median
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS, busbw_factor
 
 RING_SHARE = 0.80
@@ -161,7 +161,7 @@ def fit_line(
     several = np.array(sorted(set(sizes.tolist())))
     if several.size < fewest or several[-1] < spread * several[0]:
         return None
-    typical = np.array([median(transfer_ns[sizes == size].tolist()) for size in several], dtype=np.float64)
+    typical = np.array([median(transfer_ns[sizes == size]) for size in several], dtype=np.float64)
     slope, constant = np.polyfit(several.astype(np.float64), typical, 1, w=1.0 / np.maximum(typical, 1.0))
     return TransferLine(float(constant), float(slope)) if slope > 0 else None
 
@@ -218,7 +218,7 @@ def group_curves(matching: Matching, seats: Mapping[int, Seat]) -> tuple[SizeCur
     for number, curve in enumerate(table):
         found = halves[number] or slow[number]
         if curve is not None and found:
-            curve = replace(curve, fitted_half_bytes=float(np.median(found)))
+            curve = replace(curve, fitted_half_bytes=float(median(found)))
         curves.append(curve)
     return tuple(curves)
 
@@ -234,7 +234,7 @@ def _half_of_slow(
     if not large.any():
         return []
     latency_ns = curve.half_bytes / rate
-    reached = float(np.median(sizes[large] / np.maximum(transfer_ns[large] - latency_ns, 1.0)))
+    reached = float(median(sizes[large] / np.maximum(transfer_ns[large] - latency_ns, 1.0)))
     return [latency_ns * reached] if reached < rate else []
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tracedoc.spans import Int64Array
+from tracedoc.trace.distinct import distinct, median, quantile
 
 SETTLED_NS = 50_000
 """Ends this close are as good as simultaneous, whatever the waits are."""
@@ -94,7 +95,7 @@ def fit_steady(time_ns: Int64Array, distance_ns: Int64Array) -> ClockError:
 
     The drift is the median slope between operations half the capture apart, which is robust to outliers.
     """
-    offset = int(np.median(distance_ns - distance_ns[0])) + int(distance_ns[0])
+    offset = int(median(distance_ns - distance_ns[0])) + int(distance_ns[0])
     fixed = ClockError(offset)
     half = time_ns.size // 2
     if time_ns.size < DRIFT_OPERATIONS:
@@ -104,12 +105,12 @@ def fit_steady(time_ns: Int64Array, distance_ns: Int64Array) -> ClockError:
     if not apart.any():
         return fixed
     rise = (distance_ns[-half:] - distance_ns[:half])[apart]
-    rate = float(np.median(rise / spans[apart]))
+    rate = float(median(rise / spans[apart]))
     origin = int(time_ns[half])
     level = distance_ns - offset - rate * (time_ns - origin)
-    drifting = ClockError(offset + round(float(np.median(level))), rate, origin)
-    left = np.median(np.abs(level - np.median(level)))
-    before = np.median(np.abs(distance_ns - offset))
+    drifting = ClockError(offset + round(float(median(level))), rate, origin)
+    left = median(np.abs(level - median(level)))
+    before = median(np.abs(distance_ns - offset))
     return drifting if left < DRIFT_PAYS * before else fixed
 
 
@@ -127,7 +128,7 @@ def error_after(near: AnyError, fit: AnyError) -> AnyError:
         return _both_steady(near, fit)
     known = [fit.at_ns] if isinstance(fit, WanderingError) else []
     known += [fit.to_own(near.at_ns)] if isinstance(near, WanderingError) else []
-    at_ns = np.unique(np.concatenate(known))
+    at_ns = distinct(np.concatenate(known))
     return WanderingError(at_ns, at_ns - near.to_common(fit.to_common(at_ns)))
 
 
@@ -144,11 +145,11 @@ def best_fit(time_ns: Int64Array, distance_ns: Int64Array) -> tuple[AnyError, in
     """Return a followed clock where it explains the distances much better, and what most ends differ by."""
     steady = fit_steady(time_ns, distance_ns)
     left = np.abs(time_ns - distance_ns - steady.to_common(time_ns))
-    doubt = max(int(np.quantile(left, MOSTLY)), SETTLED_NS)
+    doubt = max(int(quantile(left, MOSTLY)), SETTLED_NS)
     followed = follow(time_ns, distance_ns) if doubt > SETTLED_NS else None
     if followed is None:
         return steady, doubt
-    missed = max(int(np.quantile(misses(time_ns, distance_ns), MOSTLY)), SETTLED_NS)
+    missed = max(int(quantile(misses(time_ns, distance_ns), MOSTLY)), SETTLED_NS)
     return (followed, missed) if missed < DRIFT_PAYS * doubt else (steady, doubt)
 
 
@@ -177,11 +178,11 @@ def misses(time_ns: Int64Array, distance_ns: Int64Array) -> Int64Array:
     Of instants that lie close together some are left out: what is expected is as far away as all but a tenth
     of them are from the one before.
     """
-    gap = int(np.quantile(np.diff(time_ns), 0.9)) if time_ns.size > 1 else 1
+    gap = int(quantile(np.diff(time_ns), 0.9)) if time_ns.size > 1 else 1
     place = (time_ns - time_ns[0]) // max(gap // 2, 1)
     at_ns, ahead_ns = _medians(time_ns, distance_ns, place)
     if at_ns.size < 3:
-        return np.asarray(np.abs(distance_ns - np.median(distance_ns)), dtype=np.int64)
+        return np.asarray(np.abs(distance_ns - median(distance_ns)), dtype=np.int64)
     share = (at_ns[1:-1] - at_ns[:-2]) / (at_ns[2:] - at_ns[:-2])
     expected = ahead_ns[:-2] + share * (ahead_ns[2:] - ahead_ns[:-2])
     return np.asarray(np.abs(ahead_ns[1:-1] - np.rint(expected).astype(np.int64)))

@@ -33,6 +33,7 @@ from tracedoc.ranks.clock_errors import (
 )
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.collective_table import boundaries, by_rank
+from tracedoc.trace.distinct import distinct, median, quantile
 from tracedoc.units import format_ms
 
 RESIDUAL_SHARE = 0.10
@@ -144,11 +145,11 @@ def uncertainty_by_group(ends: Ends, group: npt.NDArray[np.int32], count: int, c
     found = np.full(count, clock.uncertainty_ns, dtype=np.int64)
     if not any(isinstance(error, WanderingError) for error in clock.errors.values()):
         return found
-    for part in np.unique(group[ends.symmetric]).tolist():
+    for part in distinct(group[ends.symmetric]).tolist():
         mine = np.flatnonzero((group == part) & ends.symmetric)
         between = _distances(ends.operation[mine], ends.rank[mine], ends.end_ns[mine])
         if between.distance_ns.size >= FEWEST:
-            found[part] = int(np.quantile(_missed(between), MOSTLY))
+            found[part] = int(quantile(_missed(between), MOSTLY))
     return found
 
 
@@ -201,8 +202,8 @@ def _with_own_clocks(ends: Ends, clocks: npt.NDArray[np.int32]) -> npt.NDArray[n
     apart: set[int] = set()
     for begin, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
         pair = distance_ns[order[begin:end]]
-        level = int(np.median(pair))
-        scatter = int(np.median(np.abs(pair - level)))
+        level = int(median(pair))
+        scatter = int(median(np.abs(pair - level)))
         if abs(level) > max(SPREAD_NS, SHIFTED * scatter) and pair.size >= FEW:
             apart.add(int(clocks[first[order[begin]]]))
     if not apart:
@@ -301,7 +302,7 @@ def _connect_all(ends: Ends, clocks: npt.NDArray[np.int32]) -> bool:
         near = {b for a, b in pairs if a in reached} | {a for a, b in pairs if b in reached}
         grown = not near <= reached
         reached |= near
-    return len(reached) == np.unique(clocks).size
+    return len(reached) == distinct(clocks).size
 
 
 class _Residuals(msgspec.Struct, frozen=True):
@@ -338,7 +339,7 @@ def _residuals(ends: Ends, clocks: npt.NDArray[np.int32], errors: Mapping[int, A
     if not distance.size:
         return _Residuals(0, 0, float(np.mean(latest - start_ns)))
     return _Residuals(
-        int(np.median(distance)), int(np.quantile(distance, MOSTLY)), float(np.mean(latest - start_ns))
+        int(median(distance)), int(quantile(distance, MOSTLY)), float(np.mean(latest - start_ns))
     )
 
 

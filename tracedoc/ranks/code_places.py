@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import numpy as np
 
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.source_step import BesideTraining, Started
 from tracedoc.run.job import Job
 from tracedoc.timeline.script_code import CodePlace, place_of_frame, place_of_stack
+from tracedoc.trace.distinct import median
 from tracedoc.values import Unknown, Value, once
 
 NAMED_SHARE = 0.5
@@ -155,7 +155,7 @@ def place_alone(
     places, by_stacks = seen_places(run, rank), has_stacks(run, rank)
     others = [seen_places(run, peer) for peer in peers if has_stacks(run, peer) == by_stacks]
     if others:
-        usual = (int(np.median([time_in(one, places, other) for other in others])) for one in places)
+        usual = (int(median([time_in(one, places, other) for other in others])) for one in places)
         places = lasting(places, (one.time_ns - ns for one, ns in zip(places, usual, strict=True)))
     return longest_place(places, least_ms, loading=loading), bool(others)
 
@@ -172,7 +172,7 @@ def more_work_place(run: RunView, rank: int, peers: Iterable[int]) -> Started | 
     if not mine or not others:
         return None
     own, places = _operators(mine), {_name(one.place): one.place for one in mine}
-    more = {name: count - float(np.median([of[name] for of in others])) for name, count in own.items()}
+    more = {name: count - float(median([of[name] for of in others])) for name, count in own.items()}
     first = max(more, key=lambda name: more[name])
     beyond = sum(count for count in more.values() if count > 0)
     if more[first] <= 0 or more[first] < NAMED_SHARE * beyond:

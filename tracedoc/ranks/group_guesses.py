@@ -17,7 +17,7 @@ from tracedoc.ranks.matching import RankCollectives
 from tracedoc.ranks.pairing import SKEW_NS, VIOLATION_SHARE
 from tracedoc.timeline.collective_table import NONE, CollectiveTable
 from tracedoc.trace.columns import ProcessGroup
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import distinct, is_among
 from tracedoc.trace.vocabulary import SYMMETRIC_OPS
 
 FEWEST_TELLING = 3
@@ -101,7 +101,7 @@ def _streams(rank: RankCollectives, op: str) -> Iterator[tuple[int, npt.NDArray[
     """Yield each stream on which a rank sends or receives, with a rank that is not named, and its rows."""
     table = rank.table
     wanted = np.array([kind.op == op and kind.peer is None for kind in table.kinds] or [False])[table.kind]
-    for stream in np.unique(table.stream[wanted]).tolist():
+    for stream in distinct(table.stream[wanted]).tolist():
         yield stream, np.flatnonzero(wanted & (table.stream == stream))
 
 

@@ -17,6 +17,7 @@ from tracedoc.ranks.matching import NO_OPERATION, Matching, RankCollectives, ope
 from tracedoc.ranks.pairing import SKEW_NS, IntArray
 from tracedoc.spans import Int64Array, Spans
 from tracedoc.timeline.collective_table import NO_TIME, CollectiveTable, StartDelay, boundaries, by_rank
+from tracedoc.trace.distinct import distinct, median
 
 
 class ExposedSplit(msgspec.Struct, frozen=True):
@@ -192,7 +193,7 @@ def _usual_transfers(matching: Matching, between: np.ndarray) -> dict[int, int]:
     chosen = between[matching.group] & matching.has_latest_start & matching.complete
     taken = matching.latest_end_ns[chosen] - matching.latest_start_ns[chosen]
     sizes = matching.nbytes[chosen]
-    return {int(size): int(np.median(taken[sizes == size])) for size in np.unique(sizes).tolist()}
+    return {int(size): int(median(taken[sizes == size])) for size in distinct(sizes).tolist()}
 
 
 MAIN_SHARE = 0.5

@@ -28,7 +28,7 @@ from tracedoc.timeline.steps import outermost_rows
 from tracedoc.timeline.strategy_signs import shows_forward_only
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct, union
+from tracedoc.trace.distinct import distinct, median, union
 from tracedoc.trace.frameworks import is_bucket_copy
 from tracedoc.trace.kernels import KernelCategory
 from tracedoc.trace.vocabulary import RuntimeRole
@@ -189,7 +189,7 @@ def _usual(
 ) -> Int64Array:
     """Return the median of what is seen of each class, where it tells something; else a given number."""
     samples = [seen[telling & (classes == one)] for one in (COMPUTE, COMMUNICATION, COPY)]
-    return np.array([int(np.median(one)) if one.size else otherwise for one in samples], dtype=np.int64)
+    return np.array([int(median(one)) if one.size else otherwise for one in samples], dtype=np.int64)
 
 
 _GROUP_OF = {

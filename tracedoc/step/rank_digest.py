@@ -31,6 +31,7 @@ from tracedoc.timeline.shards.times import UnitTable, small_table
 from tracedoc.timeline.stalls import blocking_comm
 from tracedoc.timeline.strategy_signs import StrategySigns, strategy_signs
 from tracedoc.trace.columns import Kind, ProcessGroup
+from tracedoc.trace.distinct import median
 from tracedoc.trace.kernels import KernelCategory
 from tracedoc.values import Value
 
@@ -313,7 +314,7 @@ def _last_whole_step(timeline: RankTimeline) -> int | None:
     begun = trace.ts_ns[trace.is_kind(Kind.CPU_OP, Kind.RUNTIME)]
     edges = [(step.start_ns, step.end_ns) for step in steps]
     calls = [int(np.diff(np.searchsorted(begun, edge))[0]) for edge in edges]
-    whole = bool(calls) and calls[-1] >= AS_USUAL * float(np.median(calls))
+    whole = bool(calls) and calls[-1] >= AS_USUAL * float(median(calls))
     return steps[-1].index if whole else None
 
 

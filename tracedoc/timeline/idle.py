@@ -16,7 +16,7 @@ from tracedoc.timeline.lags import LONG_LAUNCH_NS, LONGEST_LATENCY_NS, PAUSE_NS,
 from tracedoc.timeline.syncs import NOTHING_FOLLOWS, Syncs, find_syncs
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import difference
+from tracedoc.trace.distinct import difference, median
 from tracedoc.trace.vocabulary import RuntimeRole
 
 
@@ -200,7 +200,7 @@ def _script_compiling(trace: Trace) -> Spans:
             found |= pauses
         if len(graphs) > WARM_CALLS:
             done = np.append(begins, busy.ends)[np.searchsorted(busy.ends, graphs.starts, side="right")]
-            usual = int(np.median(graphs.starts - done))
+            usual = int(median(graphs.starts - done))
             done, called = done[:WARM_CALLS] + usual, graphs.starts[:WARM_CALLS]
             long = called - done >= PAUSE_NS
             found |= Spans(done[long], called[long])
@@ -326,7 +326,7 @@ def foreign_turns(trace: Trace, queued: Spans) -> Spans:
     long = (length >= SHORTEST_TURN_NS) & (length <= LONGEST_TURN_NS)
     if long.sum() < FEWEST_TURNS:
         return Spans.empty()
-    usual = float(np.median(length[long]))
+    usual = float(median(length[long]))
     alike = long & (np.abs(length - usual) <= ALIKE_TURNS * usual)
     if alike.sum() < max(MOSTLY_TURNS * long.sum(), FEWEST_TURNS):
         return Spans.empty()

@@ -15,7 +15,7 @@ from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 
 KEPT_FUNCTIONS = 8
 """So many functions are kept, those with most time."""
@@ -359,7 +359,7 @@ def rare_code(timeline: RankTimeline) -> tuple[RareCode, ...]:
     if len(steps) < 2:
         return ()
     rows = trace.rows(Kind.PYTHON, Kind.ANNOTATION)
-    least = LEAST_OF_STEP * float(np.median([one.end_ns - one.start_ns for one in steps]))
+    least = LEAST_OF_STEP * float(median([one.end_ns - one.start_ns for one in steps]))
     longest = max(one.end_ns - one.start_ns for one in steps)
     rows = rows[trace.thread.among(trace.thread.distinct(trace.is_kind(Kind.CPU_OP)), rows)]
     owners = owners_of(trace, rows)

@@ -13,7 +13,7 @@ from tracedoc.errors import InputError, TraceLimit
 from tracedoc.timeline.launches import NO_ROW, Launches, Rows
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.units import format_ms
 
 UNFINISHED_NS = 1_000_000
@@ -349,7 +349,7 @@ def period_marks(names: np.ndarray) -> np.ndarray | None:
 def _unevenness(marks: np.ndarray, size: int) -> float:
     """Spread of the parts' lengths over their median; infinite if they do not span the capture."""
     lengths = np.diff(marks)
-    period = float(np.median(lengths))
+    period = float(median(lengths))
     if marks[0] > OVERHANG * period or size - marks[-1] > OVERHANG * period:
         return np.inf
     return float(lengths.max() - lengths.min()) / period
@@ -361,5 +361,5 @@ def _alike(numbers: np.ndarray, kinds: int, marks: np.ndarray) -> bool:
     inside = slice(int(marks[0]), int(marks[-1]))
     part = np.searchsorted(marks, np.arange(inside.start, inside.stop), side="right") - 1
     held = np.bincount(part * kinds + numbers[inside], minlength=parts * kinds).reshape(parts, kinds)
-    usual = np.median(held, axis=0)
+    usual = median(held, axis=0)
     return bool((np.abs(held - usual).sum(axis=1) <= UNEVEN * usual.sum()).all())

@@ -1,7 +1,7 @@
-"""Distinct values and membership in integer columns, without a sort where values lie close together.
+"""Distinct values, membership and medians of columns, without a sort where values lie close together.
 
 ``np.unique`` hashes every value, and its first call imports ``numpy.ma`` and all that stands behind it;
-``np.isin`` calls it too.
+``np.isin``, ``np.median`` and ``np.quantile`` do so too.
 """
 
 from __future__ import annotations
@@ -61,6 +61,31 @@ def places_by_value(
     bounds = [0, *edges.tolist(), order.size]
     for first, end in pairwise(bounds):
         yield int(values[order[first]]), order[first:end]
+
+
+def median(values: npt.ArrayLike, axis: int | None = None) -> npt.NDArray[np.float64]:
+    """Return the median of all values, or along an axis; that of none is not a number."""
+    given, along = np.asarray(values), axis or 0
+    if axis is None:
+        given = given.ravel()
+    count = given.shape[along]
+    if count == 0:
+        return np.full(np.delete(given.shape, along), np.nan)[()]
+    low, high = (count - 1) // 2, count // 2
+    ordered = np.partition(given, (low, high, count - 1), axis=along)
+    found = (ordered.take(low, along).astype(np.float64) + ordered.take(high, along)) / 2
+    last = ordered.take(count - 1, along)  # where a value is not a number
+    kept: npt.NDArray[np.float64] = np.where(last == last, found, np.nan)[()]
+    return kept
+
+
+def quantile(values: npt.ArrayLike, share: float) -> float:
+    """Return the value that a share of all values lie below, between two of them in proportion."""
+    ordered = np.sort(values, axis=None)
+    place = (ordered.size - 1) * share
+    first = int(place)
+    least, most, way = ordered[first], ordered[min(first + 1, ordered.size - 1)], place - first
+    return float(most - (most - least) * (1 - way) if way >= 0.5 else least + (most - least) * way)
 
 
 def medians_by_value(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from tracedoc.errors import InputError
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.units import format_ms
 
 LOST_SHARE = 0.02
@@ -130,7 +130,7 @@ def check_unit(path: str, kind: npt.NDArray[np.uint8], ts: Int64Array, dur: Int6
     if calls.size < FEWEST_HOST_CALLS:
         return
     lengths = dur[calls]
-    if 2 * np.count_nonzero(lengths < SHORT_CALL_NS) >= calls.size and (middle := np.median(lengths)) > 0:
+    if 2 * np.count_nonzero(lengths < SHORT_CALL_NS) >= calls.size and (middle := median(lengths)) > 0:
         raise InputError(
             f"{path} seems to have its times in milliseconds: half of its operators and calls "
             f"would take less than {middle:.0f} ns",

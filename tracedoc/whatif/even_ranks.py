@@ -16,7 +16,7 @@ from tracedoc.timeline.lags import SLOWEST_LAUNCH_NS
 from tracedoc.timeline.stalls import away_after_ns
 from tracedoc.topics.pipeline.balance import slow_stages
 from tracedoc.topics.pipeline.stages import pipeline
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.whatif.changes.change import PASSES, Mask
 from tracedoc.whatif.changes.ranks import EXCESS_NS, EXCESS_SHARE, POINT_TO_POINT, evened, usual_host
 from tracedoc.whatif.removal import Part, Times
@@ -63,7 +63,7 @@ def even_times(run: RunView, program: RunProgram) -> Even:
     lag, dur, own = even.lag, even.dur, even.own
     if stages is not None:
         every, loads = tuple(range(len(layout.ranks))), layout.kind == Call.INPUT
-        loading = np.unique(layout.point_rank[loads]).tolist()
+        loading = distinct(layout.point_rank[loads]).tolist()
         alone = [place for one in peers if len(one) == 1 for place in one if place in loading]
         lag, dur = lag - _beyond_others(layout, pauses(program, lag), every), dur.astype(np.int64)
         own = own - _beyond_others(layout, np.where(loads, own, 0), alone)
@@ -121,7 +121,7 @@ def pauses(program: RunProgram, lag: Times) -> Times:
     launch = program.layout.kind == Call.LAUNCH
     if not launch.any():
         return found
-    usual = float(np.median(lag[launch] - found[launch]))
+    usual = float(median(lag[launch] - found[launch]))
     if usual > away_after_ns(usual):  # as of a graph that is launched once a step
         usual = SLOWEST_LAUNCH_NS
     beyond = lag.copy()
@@ -169,7 +169,7 @@ def _beyond_others(layout: Layout, part: Times, places: Sequence[int]) -> Times:
     rank, longer = layout.point_rank, np.zeros(len(layout.ranks))
     sums = np.bincount(rank, weights=part, minlength=longer.size)
     for place in places if len(places) > 1 else ():
-        usual = float(np.median([sums[other] for other in places if other != place]))
+        usual = float(median([sums[other] for other in places if other != place]))
         if sums[place] - usual > max(EXCESS_NS, EXCESS_SHARE * usual):
             longer[place] = 1.0 - usual / sums[place]
     return np.rint(part * longer[rank]).astype(np.int64)

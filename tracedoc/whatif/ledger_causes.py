@@ -18,7 +18,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.phases import Phase
 from tracedoc.topics.communication.run import comm_split
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import is_among, median
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.buckets import cap_buckets, reduce_once
 from tracedoc.whatif.changes.change import Edit, Mask, Value, of_scenario, where_possible
@@ -302,7 +302,7 @@ def _calling_less(program: RunProgram, removal: Removal | None) -> Removal | Non
         if edited.lag is not given.lag or not points.size:
             return edited  # units, whose hooks it knows
         lag = given.lag.astype(np.int64)
-        usual = float(np.median(lag[layout.kind == Call.COMM]))
+        usual = float(median(lag[layout.kind == Call.COMM]))
         saved = np.minimum(lag[points], usual) * of_scenario(given.scenario, *CALL_SHARES)
         lag[points] -= np.rint(saved).astype(np.int64)
         return edited.edited(lag=lag)

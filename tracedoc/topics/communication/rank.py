@@ -15,7 +15,7 @@ from tracedoc.timeline.launches import Rows
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import blocking_comm
 from tracedoc.topics.step.rank import NO_PHASES, host_step, in_step, whole_host_step
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.values import Unknown, Value, needed
 
 
@@ -40,7 +40,7 @@ def median_collective_bytes(timeline: RankTimeline) -> Value:
     """Median payload of the collectives of the median step, over those that carry a size."""
     sizes = _of_judged_step(timeline).nbytes
     sized = sizes[sizes != NONE]
-    return float(np.median(sized)) if sized.size else Unknown("no collective carries its size")
+    return float(median(sized)) if sized.size else Unknown("no collective carries its size")
 
 
 @rank_fact(unit="ms", needs=("launches", "collectives"))

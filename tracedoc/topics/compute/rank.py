@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from math import prod
-from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ from tracedoc.timeline.activity import COMPUTE
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.topics.step.rank import host_step, in_step
 from tracedoc.trace.columns import Kind
-from tracedoc.trace.distinct import distinct, places_by_value
+from tracedoc.trace.distinct import distinct, median, places_by_value
 from tracedoc.trace.kernels import MATRIX, KernelCategory, kernel_category, matrix_format
 from tracedoc.trace.vocabulary import updates_in_backward_pass
 from tracedoc.units import format_percent
@@ -378,7 +377,7 @@ def contention_ratio(timeline: RankTimeline) -> Value:
     to 90 % and of those that it does not touch, three of each; kinds whose untouched calls differ among
     themselves are left out, and three kinds are needed.
     """
-    return float(median(needed(_compared(timeline))[0].tolist()))
+    return float(median(needed(_compared(timeline))[0]))
 
 
 @rank_fact(unit="ms", needs=("gpu", "kernels", "collectives"))
@@ -420,6 +419,6 @@ def _compared(timeline: RankTimeline) -> tuple[npt.NDArray[np.float64], int] | U
         if high > MOST_SPREAD * max(low, 1):
             continue
         usual = int(without[without.size // 2])
-        ratios.append(float(np.median(lengths[with_comm])) / max(usual, 1))
+        ratios.append(float(median(lengths[with_comm])) / max(usual, 1))
         longer += int((lengths[with_comm[judged[with_comm]]] - usual).sum())
     return (np.array(ratios), longer) if len(ratios) >= FEWEST_KINDS else NOT_COMPARED

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import median
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,7 @@ from tracedoc.topics.gradients.rank import (
     reducing_micro_batches,
 )
 from tracedoc.topics.links.run import half_rate_bytes
+from tracedoc.trace.distinct import median
 from tracedoc.values import Unknown, Value, needed
 
 GLOO_HALF_BYTES = 256 * 2**10
@@ -75,7 +75,7 @@ def median_bucket_bytes(run: RunView, digest: RankDigest, step: StepDigest) -> V
     """Median size of the median step's gradient reductions."""
     rows = _rows(digest, step)
     needed(_total(digest, rows))
-    return float(np.median(digest.collectives.nbytes[rows]))
+    return float(median(digest.collectives.nbytes[rows]))
 
 
 @digest_fact(unit="ms", needs=("host_ops", "collectives"), interval="exposed gradient reduction")
@@ -193,7 +193,7 @@ def _half_bytes(run: RunView, digest: RankDigest, rows: npt.NDArray[np.intp]) ->
     if digest.is_cpu:
         return float(GLOO_HALF_BYTES)
     halves = half_rate_bytes(run, digest)
-    return halves if isinstance(halves, Unknown) else median(halves[rows].tolist())
+    return halves if isinstance(halves, Unknown) else float(median(halves[rows]))
 
 
 # -- number formats

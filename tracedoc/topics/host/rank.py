@@ -21,7 +21,7 @@ from tracedoc.timeline.steps import HostStep
 from tracedoc.topics.step.rank import NO_STEP, idle_of_cause
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
-from tracedoc.trace.distinct import distinct, intersection, is_among
+from tracedoc.trace.distinct import distinct, intersection, is_among, median
 from tracedoc.trace.kernels import MATRIX
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -119,7 +119,7 @@ def launch_interval_ns(timeline: RankTimeline) -> float | None:
     rows = rows[timeline.trace.thread[rows] == threads[np.argmax(counts)]]
     if rows.size < 2:
         return None
-    return float(np.median(np.diff(np.sort(timeline.trace.ts_ns[rows]))))
+    return float(median(np.diff(np.sort(timeline.trace.ts_ns[rows]))))
 
 
 @rank_fact(unit="ms", needs=("launches",), interval="GPU idle: the host launches nothing for long")

@@ -13,6 +13,7 @@ from tracedoc.timeline.syncs import wait_causes
 from tracedoc.topics.step.rank import idle_of_cause, in_step
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind
+from tracedoc.trace.distinct import median
 from tracedoc.trace.vocabulary import RuntimeRole
 from tracedoc.units import format_ms
 from tracedoc.values import Unknown, Value, needed, once
@@ -49,7 +50,7 @@ def allocator_calls_per_step(timeline: RankTimeline) -> Value:
     last = np.searchsorted(times, [step.end_ns for step in steps])
     if not steps or not (steps[0].finished or (last > first).any()):
         return Unknown("no finished step after the first one")
-    return float(np.median(last - first))
+    return float(median(last - first))
 
 
 @rank_fact(unit="ms", needs=("gpu", "kernels"))

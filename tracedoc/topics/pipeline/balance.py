@@ -31,7 +31,7 @@ from tracedoc.topics.pipeline.stages import (
 )
 from tracedoc.topics.straggler.slow_gpus import Slowness, slowness_by_rank
 from tracedoc.topics.straggler.work import CAUSES, host_surplus_ns, host_us
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import is_among, median, quantile
 from tracedoc.values import once
 
 SLOWER = 0.05
@@ -145,10 +145,10 @@ def _usually_longer(run: RunView, plan: ArrivalReplay, found: Pipeline) -> dict[
         lengths, ranks = alike.lengths(work), np.array(alike.ranks)
         for place in set(alike.ranks):
             others = lengths[ranks != place]
-            usual = np.median(others) if others.size else 0.0
+            usual = median(others) if others.size else 0.0
             if usual > 0:
                 ratios[place].extend((lengths[ranks == place] / usual).tolist())
-    return {place: float(np.quantile(found, 0.25)) for place, found in ratios.items()}
+    return {place: float(quantile(found, 0.25)) for place, found in ratios.items()}
 
 
 def _passes(
@@ -192,13 +192,13 @@ def _slow_on_gpus(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[Sl
     workers = []
     idle, most = _idle_ns(run, found.steps), _usually_longer(run, plan, found)
     for place, others in _with_replicas(found):
-        usual = np.median(found.pass_ns[others], axis=0)
+        usual = median(found.pass_ns[others], axis=0)
         longer = found.pass_ns[place] - usual
         if longer.mean() >= SLOWER * usual.mean() and most.get(place, np.inf) >= 1 + SLOWER:
             gain = _gain_of_usual_passes(run, plan, found, place, usual)
             workers.append(SlowWorker(place, gain, _longer_at(run, place, others, found.steps, longer)))
             continue
-        away = np.maximum(idle[place] - np.median(idle[others], axis=0), 0)
+        away = np.maximum(idle[place] - median(idle[others], axis=0), 0)
         if away.mean() >= SLOWER * usual.mean():
             earlier = dict(zip(found.steps, away.astype(np.int64).tolist(), strict=True))
             gain = gains_of_launches(plan, place, earlier, found.steps)
@@ -215,7 +215,7 @@ def _longer_at(
     """
     found = _in_kernels(longer_ns)
     for number, step in enumerate(steps):
-        usual = np.median([_spent_us(run.digests[other], step) for other in others], axis=0)
+        usual = median([_spent_us(run.digests[other], step) for other in others], axis=0)
         more = np.maximum(_spent_us(run.digests[place], step) - usual, 0)
         if more.any():
             found[number] = more * (found[number].sum() / more.sum())
@@ -251,7 +251,7 @@ def _slow_alone(run: RunView, plan: ArrivalReplay, found: Pipeline) -> list[Slow
             gain = _gain_of_usual_passes(run, plan, found, place, usual)
             workers.append(SlowWorker(place, gain, _in_kernels(pass_ns - usual)))
         elif found.whole:
-            longer = np.maximum(idle[place] - np.median(np.delete(idle, place, axis=0), axis=0), 0)
+            longer = np.maximum(idle[place] - median(np.delete(idle, place, axis=0), axis=0), 0)
             surplus = host_surplus_ns(run, run.digests[place].rank)
             if surplus is not None:  # the others' hosts may be as slow beside their waiting
                 longer = np.minimum(longer, max(surplus, 0))
@@ -286,9 +286,9 @@ def _away_workers(found: Pipeline, work: CpuWork | None) -> list[SlowWorker]:
     if work is None:
         return workers
     for place, others in _with_replicas(found):
-        more = work.usual_away_ns[place] - np.median(work.usual_away_ns[others])
+        more = work.usual_away_ns[place] - median(work.usual_away_ns[others])
         if more >= SLOWER_CPU * found.pass_ns[others].mean():
-            longer = work.away_ns[place] - np.median(work.away_ns[others], axis=0)
+            longer = work.away_ns[place] - median(work.away_ns[others], axis=0)
             gain = np.maximum(longer, 0).astype(np.int64)
             workers.append(SlowWorker(place, gain))
     return workers

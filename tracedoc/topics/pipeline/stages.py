@@ -17,7 +17,7 @@ from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.sync_path import Action
 from tracedoc.timeline.collective_table import CollectiveTable
 from tracedoc.topics.straggler.work import work_shares
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.trace.vocabulary import P2P_OPS
 from tracedoc.values import once
 
@@ -238,7 +238,7 @@ def _gpu_passes(
     )
     # The last step is cut off by the end of the capture, mostly behind its last pass.
     total = passes.sum(axis=0)
-    whole = total >= ALL_PASSES * np.median(total)
+    whole = total >= ALL_PASSES * median(total)
     return tuple(np.array(steps)[whole].tolist()), passes[:, whole], np.zeros((len(places), whole.sum()))
 
 
@@ -339,6 +339,6 @@ def waiting_for_transfers(digest: RankDigest) -> Spans:
     own time, whatever travels meanwhile: a send that nobody waits for yet lasts as long as a sleep beside it.
     """
     table, exposed = digest.collectives, digest.exposed_comm
-    times = np.unique(np.concatenate((table.start_ns, table.end_ns, exposed.starts, exposed.ends)))
-    ends = is_among(times[1:], np.unique(table.end_ns))
+    times = distinct(np.concatenate((table.start_ns, table.end_ns, exposed.starts, exposed.ends)))
+    ends = is_among(times[1:], table.end_ns)
     return exposed & Spans.of(times[:-1][ends], times[1:][ends])

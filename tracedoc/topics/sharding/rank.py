@@ -24,7 +24,7 @@ from tracedoc.timeline.shards.shard_units import (
 from tracedoc.timeline.shards.times import block_count, picked
 from tracedoc.timeline.stalls import cpu_optimizer_spans, large_host_copies, offloads
 from tracedoc.topics.step.rank import NO_STEP, in_step
-from tracedoc.trace.distinct import distinct
+from tracedoc.trace.distinct import distinct, median
 from tracedoc.values import Unknown, Value, needed, needed_number
 
 NOT_SHARDED = Unknown("no parameters are gathered by FSDP or ZeRO-3 in this trace")
@@ -57,7 +57,7 @@ def fsdp_units(timeline: RankTimeline) -> Value:
 def median_unit_bytes(timeline: RankTimeline) -> Value:
     """Median gathered size of the units, the root's own parameters left out where the root has a name."""
     sizes = _inner_sizes(needed(_units(timeline)))
-    return float(np.median(sizes)) if sizes.size else NO_SIZES
+    return float(median(sizes)) if sizes.size else NO_SIZES
 
 
 @rank_fact(unit="fraction", needs=("collectives",))
@@ -100,7 +100,7 @@ def block_bytes(timeline: RankTimeline) -> Value:
     inner = [name for name in units.names if name != ROOT] or list(units.names)
     for name, size in zip(inner, sizes.tolist(), strict=True):
         totals[block_of(name)] += size
-    return float(np.median(list(totals.values())))
+    return float(median(list(totals.values())))
 
 
 @rank_fact(unit="text", needs=("collectives",))
@@ -117,7 +117,7 @@ def prefetch_elements(timeline: RankTimeline) -> Value:
     elements = unit_elements(units)
     if np.isnan(elements).any():
         return NO_SIZES
-    return int(2 * float(np.median(elements)) * max(len(units.names) / max(block_count(units), 1), 1.0))
+    return int(2 * float(median(elements)) * max(len(units.names) / max(block_count(units), 1), 1.0))
 
 
 @rank_fact(unit="count", needs=("collectives",))
@@ -188,7 +188,7 @@ def _gathers_of_step(timeline: RankTimeline) -> ShardCalls | Unknown:
 def _micro_batches(calls: ShardCalls, units: Units) -> float:
     """The forward passes of the step: the median number of forward gathers of a unit, 1 at least."""
     forward = np.bincount(calls.unit[calls.phase == FORWARD], minlength=len(units.names))
-    return max(float(np.median(forward)), 1.0)
+    return max(float(median(forward)), 1.0)
 
 
 def _inner_sizes(units: Units) -> npt.NDArray[np.float64]:

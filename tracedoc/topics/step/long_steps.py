@@ -14,6 +14,7 @@ from tracedoc.topics.step.rank import FILLS, LONGER, longest_step, longest_step_
 from tracedoc.topics.step.run import WARMUP_STEPS
 from tracedoc.topics.straggler.late_ranks import own_times
 from tracedoc.topics.straggler.work import SAME_AMOUNT
+from tracedoc.trace.distinct import median
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -198,7 +199,7 @@ def _more_ns(digest: RankDigest, far: tuple[int, ...]) -> dict[str, float]:
     """
     long, others = _long_and_others(digest, far)
     rest = [_parts_ns(digest.steps[place]) for place in others]
-    usual = {kind: float(np.median([one[kind] for one in rest])) if rest else 0.0 for kind in KINDS}
+    usual = {kind: float(median([one[kind] for one in rest])) if rest else 0.0 for kind in KINDS}
     parts = [_parts_ns(digest.steps[place]) for place in long]
     return {kind: sum(max(one[kind] - usual[kind], 0.0) for one in parts) for kind in KINDS}
 

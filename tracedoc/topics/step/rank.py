@@ -19,6 +19,7 @@ from tracedoc.timeline.steps import HostStep
 from tracedoc.timeline.windows import Window
 from tracedoc.trace import vocabulary
 from tracedoc.trace.columns import Kind, Trace
+from tracedoc.trace.distinct import median
 from tracedoc.trace.vocabulary import RuntimeRole, optimizer_step_class
 from tracedoc.values import Unknown, Value, needed, needed_number, once
 
@@ -138,12 +139,12 @@ def step_jitter_frac(timeline: RankTimeline) -> Value:
     lengths = [window.end_ns - window.start_ns for window in timeline.complete_windows]
     if len(lengths) < 3:
         return Unknown(f"{len(lengths)} complete steps; three are needed")
-    median = float(np.median(lengths))
-    if median == 0.0:
+    usual = float(median(lengths))
+    if usual == 0.0:
         return Unknown("half of the steps take no time")
     # Not np.percentile: its first call imports numpy.ma.
     long = np.interp(0.95 * (len(lengths) - 1), np.arange(len(lengths)), np.sort(lengths))
-    return float(long / median - 1.0)
+    return float(long / usual - 1.0)
 
 
 @rank_fact(unit="ms", needs=("host_ops", "launches"))

@@ -12,7 +12,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.run.job import RankJob
 from tracedoc.run.steplog import BEGINS, COLLECTION, CORE_WAIT, STEP, STOPPED, WINDOW, WRITTEN
 from tracedoc.step.rank_digest import RankDigest
-from tracedoc.trace.distinct import distinct, intersection, is_among
+from tracedoc.trace.distinct import distinct, intersection, is_among, median, quantile
 from tracedoc.values import Unknown, Value, needed, once
 
 STEPS_FOR_OUTLIERS = 20
@@ -144,7 +144,7 @@ def logged_steps(run: RunView, digest: RankDigest) -> Value:
 @ranks_fact(unit="ms")
 def logged_step_ms(run: RunView, digest: RankDigest) -> Value:
     """Median time of these steps, from the end of one optimizer step to the end of the next, on the host."""
-    return float(np.median(needed(_logged_by(run, digest)).length_ns)) / 1e6
+    return float(median(needed(_logged_by(run, digest)).length_ns)) / 1e6
 
 
 @run_fact(unit="ms")
@@ -179,7 +179,7 @@ class JobSteps(msgspec.Struct, frozen=True, eq=False):
     @property
     def median_ns(self) -> float:
         """The median length of a step."""
-        return float(np.median(self.length_ns))
+        return float(median(self.length_ns))
 
     @property
     def excess_ns(self) -> NDArray[np.float64]:
@@ -195,13 +195,13 @@ class JobSteps(msgspec.Struct, frozen=True, eq=False):
         plain = self.length_ns[self.paused_ns == 0]
         if plain.size < ENOUGH_PLAIN:
             return np.asarray(np.minimum(self.longest_ns, self.length_ns), dtype=np.float64)
-        excess = np.maximum(self.length_ns - float(np.median(plain)), 0.0)
+        excess = np.maximum(self.length_ns - float(median(plain)), 0.0)
         return np.asarray(np.minimum(self.paused_ns, excess), dtype=np.float64)
 
     @property
     def core_wait_cost_ns(self) -> NDArray[np.float64]:
         """How much longer waiting for free cores made each step, at most: what was waited more than usual."""
-        more = np.maximum(self.waited_ns - float(np.median(self.waited_ns)), 0.0)
+        more = np.maximum(self.waited_ns - float(median(self.waited_ns)), 0.0)
         return np.asarray(np.minimum(more, np.maximum(self.excess_ns - self.gc_cost_ns, 0.0)))
 
 
@@ -223,7 +223,7 @@ def job_steps(run: RunView) -> JobSteps | Unknown:
         np.stack([getattr(steps, name)[place] for steps, place in zip(ranks, places, strict=True)])
         for name in ("length_ns", "paused_ns", "waited_ns")
     )
-    length = np.median(lengths, axis=0).astype(np.int64)
+    length = median(lengths, axis=0).astype(np.int64)
     if run.meets_rarely:
         length = lengths[int(lengths.std(axis=1).argmin())]
     return JobSteps(numbers, length, paused.sum(axis=0), paused.max(axis=0), waited.sum(axis=0))
@@ -283,7 +283,7 @@ def _sure_ends_ms(run: RunView) -> tuple[float, float]:
     steps = needed(job_steps(run))
     again = lasting(np.asarray(steps.length_ns - steps.median_ns, dtype=np.float64))
     half = min(SURELY * ((1 + again) / max(1 - again, 1e-9) / steps.number.size) ** 0.5, 0.5)
-    low, high = np.quantile(steps.length_ns, (0.5 - half, 0.5 + half))
+    low, high = (quantile(steps.length_ns, share) for share in (0.5 - half, 0.5 + half))
     return float(low) / 1e6, float(high) / 1e6
 
 
@@ -357,7 +357,7 @@ def own_frac(run: RunView) -> tuple[float, float]:
     ranks, logged, usual, more = run.job.ranks, job_steps(run), 0.0, 0.0
     if not isinstance(logged, Unknown):
         waited = sum(rank.core_wait_ms or 0.0 for rank in ranks)
-        usual, more = logged.median_ns / 1e6, max(waited - float(np.median(logged.waited_ns)) / 1e6, 0.0)
+        usual, more = logged.median_ns / 1e6, max(waited - float(median(logged.waited_ns)) / 1e6, 0.0)
     known = [
         (min((usual or own) / lasts, 1.0), own / max(lasts - more, own))
         for rank in ranks
@@ -365,5 +365,5 @@ def own_frac(run: RunView) -> tuple[float, float]:
     ]
     if not known:
         return 1.0, 1.0
-    least, most = np.median(known, axis=0).tolist()
+    least, most = median(known, axis=0).tolist()
     return min(least, most), most

@@ -18,6 +18,7 @@ from tracedoc.run.machine import SampledStep
 from tracedoc.timeline.script_code import STOPPED, CodePlace, place_of_stack
 from tracedoc.topics.step.run import JobSteps, is_outlier, job_steps, stopped_steps
 from tracedoc.topics.step.slow_steps import SlowSteps, slow_steps
+from tracedoc.trace.distinct import distinct, median
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -109,7 +110,7 @@ def _stopped(run: RunView) -> SlowCode | None:
     steps, stopped = job_steps(run), stopped_steps(run)
     if isinstance(steps, Unknown) or not stopped:
         return None
-    places = np.unique(np.concatenate(list(stopped.values())))
+    places = distinct(np.concatenate(list(stopped.values())))
     excess = steps.excess_ns
     if excess[places].sum() < NAMED_SHARE * excess[is_outlier(steps)].sum():
         return None
@@ -228,7 +229,7 @@ def slow_steps_cost_ms(run: RunView) -> Value:
     without = _steps_without(run, found) if found.doing == BESIDE else []
     if without:
         mean_ms = float(needed(job_steps(run)).length_ns.mean()) / 1e6
-        return max(mean_ms - float(np.median(without)), 0.0)
+        return max(mean_ms - float(median(without)), 0.0)
     samples = found.longest.samples
     return found.ms * samples.long / max(samples.steps, 1)
 

@@ -21,6 +21,7 @@ from tracedoc.topics.step.run import (
     lasting,
     stopped_steps,
 )
+from tracedoc.trace.distinct import median, quantile
 from tracedoc.values import Unknown, Value, needed, once
 
 PATTERNS = ("none", "irregular", "regular", "from one step on")
@@ -100,7 +101,7 @@ def _irregular(steps: JobSteps) -> SlowSteps:
     rest = np.where(slow, rest, 0.0)
     if not rest.any():
         return SlowSteps("none", steps.median_ns)
-    excess = float(np.median(rest[rest > 0]))
+    excess = float(median(rest[rest > 0]))
     start = int(steps.number[int(rest.argmax())])
     return SlowSteps("irregular", steps.median_ns, excess, float(rest.mean()), start)
 
@@ -113,7 +114,7 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
     because the capture touched them, may be the capture's own unless it makes outliers of them. Where what
     makes steps long lasts, with correlation r from one to the next, n steps count as n (1 - r) / (1 + r).
     """
-    none = SlowSteps("none", float(np.median(length)))
+    none = SlowSteps("none", float(median(length)))
     count = length.size
     rank = _ranks(length)
     # Many small ranks first, fewer than by chance behind: the sum lies below its mean before the change.
@@ -123,11 +124,11 @@ def _from_one_on(steps: JobSteps, length: Times) -> SlowSteps:
         return none
     largest = float(statistic[place - 1])
     before, after = length[:place], length[place:]
-    again = lasting(np.concatenate([before - np.median(before), after - np.median(after)]))
+    again = lasting(np.concatenate([before - median(before), after - median(after)]))
     chance = 2.0 * float(np.exp(-6.0 * largest**2 * (1 - again) / (1 + again) / (count**3 + count**2)))
-    apart = float(np.quantile(after, 0.25)) > float(np.quantile(before, 0.75))
-    usual = float(np.median(before))
-    excess = float(np.median(after)) - usual
+    apart = float(quantile(after, 0.25)) > float(quantile(before, 0.75))
+    usual = float(median(before))
+    excess = float(median(after)) - usual
     captured = steps.number[place] - steps.number[place - 1] > 1 and excess < (OUTLIER_RATIO - 1) * usual
     if chance > CHANCE or not apart or captured:
         return none
@@ -141,14 +142,14 @@ def _behind_capture(run: RunView, steps: JobSteps, length: Times, before: int) -
     Where the log shows a change, those behind the capture are the steps ``before`` it; it is 0 without one.
     """
     captured = _captured_lengths(run)
-    none = SlowSteps("none", float(np.median(length)))
+    none = SlowSteps("none", float(median(length)))
     if not captured or int((steps.number > max(captured)).sum()) < max(LEAST_SIDE, length.size):
         return none
-    usual = float(np.median(list(captured.values())))
+    usual = float(median(list(captured.values())))
     behind = length[steps.number < before] if before else length
-    if float(np.quantile(behind, 0.25)) < OUTLIER_RATIO * usual:
+    if float(quantile(behind, 0.25)) < OUTLIER_RATIO * usual:
         return none
-    excess = float(np.median(length)) - usual
+    excess = float(median(length)) - usual
     cost = float(length.mean()) - usual
     return SlowSteps("from one step on", usual, excess, cost, int(steps.number[0]))
 
@@ -163,7 +164,7 @@ def _regular(steps: JobSteps, length: Times) -> SlowSteps:
     with them), and the steps right behind them that are slow too: up to half of the distance.
     """
     whole = steps.length_ns - steps.gc_cost_ns
-    best = SlowSteps("none", float(np.median(length)))
+    best = SlowSteps("none", float(median(length)))
     places = [_from_longest(length), _from_longest(np.diff(whole, prepend=whole[0]))]
     longest = min(LONGEST_TRIED, length.size // LEAST_REPEATS)
     periods = sorted({*range(2, longest + 1), *_usual_distances(steps.number[is_outlier(steps)])})
@@ -183,8 +184,8 @@ def _regular(steps: JobSteps, length: Times) -> SlowSteps:
             cost = (float(whole[mine].mean()) - float(rest.mean())) * int(mine.sum()) / length.size
             # Of a distance and its multiples, of which each holds a part of the slow steps, the shortest.
             if cost > 1.05 * best.cost_ns:
-                usual = float(np.median(rest))
-                excess = float(np.median(whole[behind == 0])) - usual
+                usual = float(median(rest))
+                excess = float(median(whole[behind == 0])) - usual
                 start = int(steps.number[behind == 0][0])
                 best = SlowSteps("regular", usual, excess, cost, start, period, lasts)
     return best
@@ -202,10 +203,10 @@ def _steps_slow(length: Times, behind: Ints, most: int) -> int:
 
     Three quarters of each of the next ones are longer than three quarters of those that come later.
     """
-    usual = float(np.quantile(length[behind >= most], 0.75))
+    usual = float(quantile(length[behind >= most], 0.75))
     lasts = 1
     while lasts < most and (next_ones := length[behind == lasts]).size:
-        if float(np.quantile(next_ones, 0.25)) <= usual:
+        if float(quantile(next_ones, 0.25)) <= usual:
             break
         lasts += 1
     return lasts
@@ -287,4 +288,4 @@ def _captured_lengths(run: RunView) -> dict[int, float]:
     for digest in run.digests:
         for step in digest.complete_steps:
             windows.setdefault(step.index, []).append(step.budget.window_ns)
-    return {index: float(np.median(of)) for index, of in windows.items() if len(of) == len(run.digests)}
+    return {index: float(median(of)) for index, of in windows.items() if len(of) == len(run.digests)}

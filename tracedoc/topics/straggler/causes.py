@@ -30,6 +30,7 @@ from tracedoc.topics.straggler.run import NOT_MATCHED, cost_ms, is_matched, late
 from tracedoc.topics.straggler.slow_gpus import slowness_by_rank
 from tracedoc.topics.straggler.uneven import work_excess
 from tracedoc.topics.straggler.work import CAUSES, did_before
+from tracedoc.trace.distinct import median
 from tracedoc.values import Unknown, Value, needed, needed_number
 
 KERNEL_CAUSES = ("more kernels", "larger kernels", "slow GPU", "longer kernels")
@@ -84,7 +85,7 @@ def _cause(run: RunView, late: Straggler) -> str:
     if late.cause == "kernels":
         return kernel_cause(late, run)
     turns = foreign_turns_ms.of(run.digest(late.rank))
-    excess = float(np.median(late.cause_ns)) / 1e6
+    excess = float(median(late.cause_ns)) / 1e6
     if late.cause == "dependency" and isinstance(turns, float) and turns >= CAUSE_SHARE * excess:
         return SHARED_GPU
     return late.cause or "none"
@@ -189,7 +190,7 @@ def straggler_turn_code(run: RunView) -> Value:
         if digest.rank in run.source_steps
     ]
     in_code = [one.cause_ns[one.cause_ns > 0] for one in stragglers(run) if one.cause in IN_CODE]
-    lasted_ms = max((float(np.median(ns)) / 1e6 for ns in in_code if ns.size), default=0.0)
+    lasted_ms = max((float(median(ns)) / 1e6 for ns in in_code if ns.size), default=0.0)
     found = [place_alone(run, rank, peers, lasted_ms, loading=False) for rank, peers in others]
     alone = [place for place, compared in found if lasted_ms and place is not None and compared]
     longest = max(alone, key=lambda one: one.time_ns, default=None)
@@ -281,7 +282,7 @@ def late_place(run: RunView, late: Straggler) -> LatePlace | None:
         return LatePlace(more.place, None) if more is not None else None
     if late.cause not in IN_CODE:
         return None
-    least_ms = float(np.median(late.cause_ns)) / 1e6
+    least_ms = float(median(late.cause_ns)) / 1e6
     found, compared = place_alone(run, late.rank, peers, least_ms, loading=late.cause == "input")
     if found is None or _is_loop(run, found):
         return None
@@ -313,14 +314,14 @@ def ranks_to_read(run: RunView, recorded: Sequence[int]) -> list[int]:
 
 
 def _noticed(run: RunView) -> list[Straggler]:
-    return [one for one in stragglers(run) if np.median(one.gain_ns) > noticeable_ns(run)]
+    return [one for one in stragglers(run) if median(one.gain_ns) > noticeable_ns(run)]
 
 
 def _excess_ms(late: Straggler) -> float:
     """How much longer than its peers a late rank is at its cause (:func:`straggler_excess_ms`)."""
     seen = late.gain_ns > 0
     seen[0] &= bool(late.cause_ns[0] > 0)
-    return float(np.median(late.cause_ns[seen])) / 1e6 if seen.any() else 0.0
+    return float(median(late.cause_ns[seen])) / 1e6 if seen.any() else 0.0
 
 
 ENOUGH_TURNS = 4
@@ -373,7 +374,7 @@ def _recurs(run: RunView, late: Straggler, shown: LatePlace | None, step: float)
     """
     waited = late.gain_ns.astype(np.float64)
     if late.cause == "kernels" and late.more_kernels < MORE_KERNELS:
-        waited = np.full(waited.size, np.median(waited))
+        waited = np.full(waited.size, median(waited))
     shares = np.minimum(late.cause_ns / np.maximum(waited, 1.0), 1.0)[waited > 0]
     explained = float(habitual(shares)) if shares.size else 0.0
     if _is_longer(run, late):
@@ -405,7 +406,7 @@ def _core_wait_frac(run: RunView, late: Straggler, cost: float) -> Value:
         known = [float(value) for value in (wait, *waits.values()) if not isinstance(value, (Unknown, str))]
         if len(known) <= len(waits):
             return 0.0
-        wait = max(known[0] - float(np.median(known[1:])), 0.0)
+        wait = max(known[0] - float(median(known[1:])), 0.0)
     elif crowded(run, late.rank):
         return 1.0
     return needed_number(wait) / cost
@@ -431,5 +432,5 @@ def straggler_turn_ms(run: RunView) -> Value:
     worst = np.argmax([one.gain_ns for one in late], axis=0)
     own = [CAUSES.index(cause) for cause in CAUSES if cause not in ("kernels", "communication", "copy")]
     longest = np.array([late[place].excess_us[step, own].max() for step, place in enumerate(worst.tolist())])
-    usual, least = float(np.median(longest)), float(habitual(longest))
+    usual, least = float(median(longest)), float(habitual(longest))
     return max(least, 0.0) / 1e3 if least >= AS_LONG * usual else 0.0

@@ -22,7 +22,7 @@ from tracedoc.topics.straggler.work import (
     host_surplus_ns,
     work_before,
 )
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.values import once
 
 
@@ -47,14 +47,14 @@ class OwnTimes(msgspec.Struct, frozen=True, eq=False):
 
     def later_ns(self, place: int) -> Int64Array:
         """How much longer a rank takes for each step than the median of the others; what adds up over all."""
-        longer = self.own_ns[place] - np.median(np.delete(self.own_ns, place, axis=0), axis=0)
+        longer = self.own_ns[place] - median(np.delete(self.own_ns, place, axis=0), axis=0)
         positive = np.maximum(longer, 0)
         adds_up = longer.sum() / max(positive.sum(), 1)
         return np.asarray(np.rint(positive * max(adds_up, 0.0)), dtype=np.int64)
 
     def more_us(self, place: int) -> Int64Array:
         """How much longer than the median of the others a rank is at each cause: ``[step, cause]``."""
-        others = np.median(np.delete(self.by_cause_us, place, axis=0), axis=0)
+        others = median(np.delete(self.by_cause_us, place, axis=0), axis=0)
         return np.asarray(self.by_cause_us[place] - others.astype(np.int64))
 
 
@@ -126,7 +126,7 @@ class Straggler(msgspec.Struct, frozen=True, eq=False):
         What it does in nearly every step comes before what adds up to more in a few.
         """
         recurring = habitual(self.excess_us)
-        if recurring.max() >= WORTH_EXPLAINING * float(np.median(self.gain_ns)) / 1000 > 0:
+        if recurring.max() >= WORTH_EXPLAINING * float(median(self.gain_ns)) / 1000 > 0:
             return CAUSES[int(recurring.argmax())]
         excess = self.excess_us.sum(axis=0)
         best = int(excess.argmax())
@@ -245,7 +245,7 @@ def _waited_ns(run: RunView, place: int, blamed: npt.NDArray[np.bool_], steps: S
     for group in distinct(matching.group[blamed]).tolist():
         cost = _cost_ns(run, place, blamed & (matching.group == group), steps)
         among = is_among(peers, matching.part_rank[members == group])
-        found += np.median(cost[:, among], axis=1).astype(np.int64)
+        found += median(cost[:, among], axis=1).astype(np.int64)
     return np.asarray(np.minimum(found, most), dtype=np.int64)
 
 
@@ -296,7 +296,7 @@ def _within_host_surplus(
     of_host = np.array([cause in OF_THE_HOST for cause in CAUSES])
     most = np.maximum(gain_ns, gains_together(run, StartPolicy.MEDIAN, steps))
     longest = 1000 * excess_us[:, of_host].max(axis=1)
-    if np.median(longest) <= HIDDEN * np.median(most):
+    if median(longest) <= HIDDEN * median(most):
         return excess_us
     surplus = host_surplus_ns(run, run.digests[place].rank)
     if surplus is None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tracedoc.facts.catalog import rank_fact
 from tracedoc.spans import Spans
 from tracedoc.timeline.build import RankTimeline
 from tracedoc.timeline.idle import foreign_turns as turns_in
 from tracedoc.topics.host.rank import NO_LAUNCH
 from tracedoc.topics.step.rank import idle_of_cause
+from tracedoc.trace.distinct import median
 from tracedoc.values import Unknown, Value, needed
 
 
@@ -41,4 +40,4 @@ def foreign_turns(timeline: RankTimeline) -> Value:
 def foreign_turn_ms(timeline: RankTimeline) -> Value:
     """Median length of these gaps; 0 without one."""
     found = needed(foreign_turns_ms(timeline))
-    return float(np.median(found.ends - found.starts)) / 1e6 if len(found) else 0.0
+    return float(median(found.ends - found.starts)) / 1e6 if len(found) else 0.0

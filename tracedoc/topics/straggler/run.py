@@ -17,6 +17,7 @@ from tracedoc.timeline.script_code import SELDOM, CodePlace, RareCode
 from tracedoc.topics.step.long_steps import period_of
 from tracedoc.topics.straggler.late_ranks import Straggler, late_by_rank, noticeable_ns, stragglers
 from tracedoc.topics.straggler.work import CAUSES, MORE_OPERATORS, SAME_KERNELS, work_shares
+from tracedoc.trace.distinct import distinct, median
 from tracedoc.units import format_ranges
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -176,7 +177,7 @@ def is_matched(run: RunView) -> bool:
 
 def cost_ms(run: RunView, late: Straggler) -> float:
     """What a late rank costs (:func:`straggler_cost_ms`)."""
-    usual = float(np.median(late.gain_ns)) / 1e6
+    usual = float(median(late.gain_ns)) / 1e6
     return usual if arrival_replay(run) is None else max(usual, float(late.gain_ns.mean()) / 1e6)
 
 
@@ -262,7 +263,7 @@ def _more_kernels(run: RunView, late: Straggler, gain_ns: Mapping[int, int]) -> 
     """
     shares, place = work_shares(run), run.digests.index(run.digest(late.rank))
     count = shares.amount[2]
-    usual = np.median(np.delete(count, place, axis=0), axis=0)
+    usual = median(np.delete(count, place, axis=0), axis=0)
     more = count[place] >= MORE_OPERATORS * usual
     alike = np.abs(count[:, ~more] / usual[~more] - 1.0) <= SAME_KERNELS
     if not more.any() or more.sum() > SELDOM * more.size or not alike.all():
@@ -306,7 +307,7 @@ def straggler_rare_steps(run: RunView, digest: RankDigest) -> Value:
     found = needed(_of(run, digest))
     if found is None:
         return NOTHING_RARE
-    apart, steps = np.unique(np.diff(found.steps)), format_ranges(found.steps)
+    apart, steps = distinct(np.diff(found.steps)), format_ranges(found.steps)
     if len(found.steps) > 2 and apart.size == 1:
         return f"every {apart[0]} steps ({steps})"
     return f"in step{'s' if len(found.steps) > 1 else ''} {steps}"

@@ -13,6 +13,7 @@ from tracedoc.step.rank_digest import RankDigest
 from tracedoc.step.work import MIN_CALLS, GemmTable
 from tracedoc.topics.pipeline.stages import pipeline
 from tracedoc.topics.straggler.work import SAME_KERNELS, Floats, work_shares
+from tracedoc.trace.distinct import median, quantile
 from tracedoc.units import format_percent
 from tracedoc.values import Unknown, Value, needed, once
 
@@ -96,11 +97,11 @@ def _slowness(run: RunView, place: int, times: Floats) -> Slowness | Unknown:
             f"{kinds.size} kinds of matrix products can be compared over ranks, {LEAST_KINDS} are needed"
         )
     ratios = times[place, kinds] / np.nanmedian(times[np.ix_(others, kinds)], axis=0)
-    compute = shares.compute_ns[place] / np.maximum(np.median(shares.compute_ns[others], axis=0), 1.0)
+    compute = shares.compute_ns[place] / np.maximum(median(shares.compute_ns[others], axis=0), 1.0)
     return Slowness(
-        ratio=float(np.median(ratios)),
-        low_ratio=float(np.quantile(ratios, 0.25)),
-        compute_ratio=float(np.median(compute)),
+        ratio=float(median(ratios)),
+        low_ratio=float(quantile(ratios, 0.25)),
+        compute_ratio=float(median(compute)),
         kinds=int(kinds.size),
         peers=int(others.size),
     )

@@ -13,7 +13,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.waiting import STRAGGLING
 from tracedoc.topics.pipeline.balance import pass_ratios
 from tracedoc.topics.straggler.work import CPU_MEASURES, MEASURES, Floats, work_shares
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median, quantile
 from tracedoc.values import Unknown, Value, once
 
 MORE_WORK = 0.05
@@ -36,9 +36,9 @@ def uneven_work_ratio(run: RunView) -> Value:
     """
     passes = pass_ratios(run)
     if passes.size:
-        return float(np.quantile(passes, 0.9))
+        return float(quantile(passes, 0.9))
     excess = work_excess(run)
-    return NO_REPLICAS if excess is None else float(np.median(excess.ratio.max(axis=0)))
+    return NO_REPLICAS if excess is None else float(median(excess.ratio.max(axis=0)))
 
 
 @run_fact(unit="text", needs=("kernels", "collectives", "multi_rank"))
@@ -169,12 +169,12 @@ def work_excess(run: RunView) -> Excess | None:
         others = [other for other in group if other != place]
         if not others:
             continue
-        by_size = sized[place] / np.median(sized[others], axis=0)
-        by_kernels = kernels[place] / np.median(kernels[others], axis=0)
+        by_size = sized[place] / median(sized[others], axis=0)
+        by_kernels = kernels[place] / median(kernels[others], axis=0)
         ratio[place] = np.fmax(np.fmax(by_size, by_kernels), 1.0)
         of_size = np.where(np.isnan(arithmetic[place]), 1, 0)
         measure[place] = np.where(np.nan_to_num(by_size) >= np.nan_to_num(by_kernels), of_size, 2)
-        usual[place] = np.median(shares.compute_ns[others], axis=0)
+        usual[place] = median(shares.compute_ns[others], axis=0)
     longer = shares.compute_ns - usual
     longer_share = np.divide(longer, usual, out=np.zeros(shape), where=usual > 0)
     explained = (ratio - 1.0 >= MORE_WORK) & (ratio - 1.0 >= EXPLAINED * longer_share)

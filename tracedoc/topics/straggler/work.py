@@ -15,6 +15,7 @@ from tracedoc.idle_causes import LATE_LAUNCH
 from tracedoc.ranks.run_view import RunView
 from tracedoc.spans import Int64Array
 from tracedoc.timeline.host import WORK
+from tracedoc.trace.distinct import median
 from tracedoc.values import once
 
 Floats = npt.NDArray[np.float64]
@@ -141,7 +142,7 @@ def work_before(
         within[step].append(operation)
         excess[steps.index(step)] += own.us - _median(peers)
         kernels += own.kernels
-        peer_kernels += int(np.median([one.kernels for one in peers]))
+        peer_kernels += int(median([one.kernels for one in peers]))
     for step, found in within.items():
         over_all = _excess_over(run, place, found[0], found[-1])
         if over_all is not None:
@@ -178,7 +179,7 @@ def did_before(run: RunView, operation: int) -> Iterator[Did]:
 
 
 def _median(peers: Sequence[Did]) -> Int64Array:
-    return np.asarray(np.median([one.us for one in peers], axis=0).astype(np.int64))
+    return np.asarray(median([one.us for one in peers], axis=0).astype(np.int64))
 
 
 def _excess_over(run: RunView, place: int, first: int, last: int) -> Int64Array | None:
@@ -196,7 +197,7 @@ def _excess_over(run: RunView, place: int, first: int, last: int) -> Int64Array 
     peers = [us for other, us in did.items() if other != place]
     if place not in did or not peers:
         return None
-    return np.asarray(did[place] - np.median(peers, axis=0).astype(np.int64))
+    return np.asarray(did[place] - median(peers, axis=0).astype(np.int64))
 
 
 def _parts(run: RunView, operation: int) -> list[tuple[int, int]]:
@@ -252,7 +253,7 @@ def _more_by_step(run: RunView, place: int, members: dict[int, set[int]]) -> dic
         if step in shares.steps:
             columns = [shares.steps.index(one) for one in (step - 1, step) if one in shares.steps]
             amount = shares.amount[2][:, columns]
-            usual = np.median(amount[sorted(peers)], axis=0)
+            usual = median(amount[sorted(peers)], axis=0)
             found[step] = float((amount[place] - usual).max()), float(usual[-1])
     return found
 
@@ -267,7 +268,7 @@ def host_surplus_ns(run: RunView, rank: int) -> int | None:
     others = [ns for other, ns in own.items() if other != rank]
     if rank not in own or not others:
         return None
-    return own[rank] - int(np.median(others))
+    return own[rank] - int(median(others))
 
 
 @once

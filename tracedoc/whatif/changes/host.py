@@ -13,7 +13,7 @@ from tracedoc.step.program import Call, Cause, Doing, Group
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
 from tracedoc.timeline.stalls import away_after_ns
-from tracedoc.trace.distinct import is_among
+from tracedoc.trace.distinct import is_among, median
 from tracedoc.whatif.changes.change import (
     PASSES,
     Mask,
@@ -214,7 +214,7 @@ def _launching_passes(program: RunProgram) -> Mask:
     passes = np.asarray(is_among(program.layout.part, PASSES) & (program.layout.kind != Call.COMM))
     launches = program.lag[passes & (program.layout.kind == Call.LAUNCH)]
     if launches.size:
-        passes &= program.lag <= away_after_ns(float(np.median(launches)))
+        passes &= program.lag <= away_after_ns(float(median(launches)))
     return passes
 
 

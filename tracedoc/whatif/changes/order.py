@@ -7,7 +7,7 @@ import numpy as np
 from tracedoc.play.run_program import Index, Layout, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.whatif.changes.buckets import backward_pass, nearest
 from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import gathered_ahead, unbound, unit_gathers, without_collectives
@@ -122,7 +122,7 @@ def _taken(program: RunProgram, extra: Mask, waits: Mask) -> Int64Array:
     lag = program.lag.astype(np.int64)
     within = mine & behind
     calls_within = within & (layout.kind == Call.COMM)
-    usual = np.median(lag[calls_within if calls_within.any() else layout.kind == Call.COMM])
+    usual = median(lag[calls_within if calls_within.any() else layout.kind == Call.COMM])
     taken = np.where(within, lag * of_scenario(program.scenario, *SHARE_BETWEEN), 0.0)
     beside = np.minimum(lag, usual) * of_scenario(program.scenario, *SHARE_BESIDE)
     return np.rint(np.maximum(np.where(mine ^ behind, beside, taken), 0)).astype(np.int64)

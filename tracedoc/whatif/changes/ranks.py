@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tracedoc.play.run_program import RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Codes, Lags, narrow
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.trace.vocabulary import busbw_factor
 from tracedoc.whatif.changes.change import NotApplicable, Parameter, as_change, of_scenario
 
@@ -78,7 +78,7 @@ def evened(
         others = compared[compared != position]
         mine = slice(int(events[position]), int(events[position + 1]))
         # Kernels jitter: what a rank computes too much of is the sum of a part, not each single one.
-        usual = np.median(sums[others], axis=0)
+        usual = median(sums[others], axis=0)
         factor = np.minimum(usual / np.maximum(sums[position], 1.0), 1.0)
         factor[usual <= 0] = 1.0
         scale = np.where(computes[mine], factor[layout.event_part[mine]], 1.0)
@@ -130,7 +130,7 @@ def usual_host(
                 found[at[mine]] = np.where(excess, usual, times)[mine]
             continue
         position = int(alike[0])
-        usual_sums = np.median(totals[compared[compared != position]], axis=0)
+        usual_sums = median(totals[compared[compared != position]], axis=0)
         factor = np.minimum(usual_sums / np.maximum(totals[position], 1.0), 1.0)
         if not usual_sums.any():
             continue

@@ -37,9 +37,9 @@ def grow_with_batch(program: RunProgram) -> Mask:
     layout, joins = program.layout, program.layout.joins
     part = layout.event_part[joins.event]
     within = joins.named("all_reduce") & is_among(part, PASSES) & ~joins.extra
-    message = np.stack([joins.group, joins.nbytes])
-    of_layers = message[:, within & (part == Phase.FORWARD) & (joins.group >= 0) & (joins.nbytes > 0)]
-    split = (message[:, :, None] == np.unique(of_layers, axis=1)[:, None, :]).all(axis=0).any(axis=1)
+    message = joins.nbytes * (len(joins.group_sizes) + 1) + joins.group
+    of_layers = within & (part == Phase.FORWARD) & (joins.group >= 0) & (joins.nbytes > 0)
+    split = is_among(message, message[of_layers])
     return np.asarray(joins.named(*OF_SAMPLES) | (within & (~joins.gradients | split)))
 
 

@@ -12,7 +12,7 @@ from tracedoc.play.scenarios import call_latency
 from tracedoc.step.program import Doing
 from tracedoc.timeline.collective_table import NONE
 from tracedoc.timeline.phases import Phase
-from tracedoc.trace.distinct import distinct, is_among
+from tracedoc.trace.distinct import distinct, is_among, median
 from tracedoc.whatif.changes.buckets import carried, cut_reductions, merged_into_last, nearest
 from tracedoc.whatif.changes.change import BACKWARD, Mask, NotApplicable, Parameter, as_change, of_scenario
 from tracedoc.whatif.changes.gathers import (
@@ -275,7 +275,7 @@ def _distances(program: RunProgram, parts: Index) -> tuple[int, int]:
     np.maximum.at(since, place[layout.cause_to[held]], point[layout.cause_from[held]].astype(np.int64))
     may = np.maximum(number - np.searchsorted(last, since, side="right"), 0)
     may = np.where(since == NONE, called, may)
-    return int(np.median(called[1:])), int(np.median(may[1:]))
+    return int(median(called[1:])), int(median(may[1:]))
 
 
 def _less_hooks(program: RunProgram, merged: RunProgram, gone: float) -> npt.NDArray[np.int64]:
