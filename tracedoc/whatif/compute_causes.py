@@ -12,6 +12,7 @@ from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Doing, Group
 from tracedoc.step.waste import HALF_AS_WIDE
 from tracedoc.timeline.phases import Phase
+from tracedoc.topics.host.in_loop import beside_pauses_ms, script_code_in_operators
 from tracedoc.topics.input.run import padding_frac
 from tracedoc.whatif.changes.change import Mask
 from tracedoc.whatif.changes.host import STACKS_DOUBT, operators_in
@@ -37,12 +38,13 @@ def compute_causes(run: RunView, program: RunProgram, even: Even) -> dict[str, R
     of_optimizer = of_updates(layout)
     copies = np.asarray((layout.group == Group.COPY_OTHER) & ~(again | small | of_optimizer))
     others = ~(again | small | of_optimizer | copies)
+    beside = called_beside(run, program, even)
     recomputed = Removal.of(lag=spent(layout, Doing.RECOMPUTING, even.lag))
     found = {
         "compute.recompute": recomputed or _without_kernels(program, even, again),
         "compute.optimizer": fused_updates(program, even.dur),
         "compute.small_kernels": _without_kernels(program, even, small & ~of_optimizer),
-        "compute.beside": Removal.of(lag=called_beside(run, program, even), doubt=STACKS_DOUBT),
+        "compute.beside": None if pauses_more(run) else Removal.of(lag=beside, doubt=STACKS_DOUBT),
         "compute.copies": Removal.of(dur=Part.within(copies, even.dur)),
         **{f"compute.{name}": wasted(program, even.dur, *waste, others) for name, waste in WASTES.items()},
     }
@@ -61,6 +63,14 @@ def called_beside(run: RunView, program: RunProgram, even: Even) -> Times:
     if not layout.is_cpu or beside is None:
         return np.zeros_like(even.lag)
     return operators_in(layout, even.lag, beside.forward_frac, beside.backward_frac)
+
+
+def pauses_more(run: RunView) -> bool:
+    """Whether the function whose operators run beside training is longer in none: its pauses tell both."""
+    digest = run.representative_digest
+    if digest is None or beside_pauses_ms(run, digest) == 0.0:
+        return False
+    return script_code_in_operators(run, digest) is False
 
 
 def _padded(

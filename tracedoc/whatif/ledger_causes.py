@@ -31,7 +31,7 @@ from tracedoc.whatif.changes.order import (
     reduce_when_ready,
 )
 from tracedoc.whatif.changes.units import merge_units, split_units
-from tracedoc.whatif.compute_causes import called_beside, compute_causes
+from tracedoc.whatif.compute_causes import called_beside, compute_causes, pauses_more
 from tracedoc.whatif.even_ranks import (
     Even,
     balanced_hosts,
@@ -236,9 +236,9 @@ def _host(run: RunView, program: RunProgram, even: Even) -> Family[Removal] | No
         pause = np.clip(pause, 0, left)
         between = spent(layout, Doing.BETWEEN, left - pause)
         # Operators that the script calls beside training go with what lies between them.
-        of_training = 1.0 - called_beside(run, program, even) / np.maximum(
-            operators_in(layout, even.lag, 1, 1), 1
-        )
+        beside = called_beside(run, program, even)
+        of_training = 1.0 - beside / np.maximum(operators_in(layout, even.lag, 1, 1), 1)
+        pause = np.minimum(pause + beside, left) if pauses_more(run) else pause
         training = np.rint(between.ns * np.clip(of_training, 0, 1)[between.where]).astype(np.int64)
         between = Part(between.where, training)
         members = {**_of_lags(known), "host.pause": Removal.of(lag=pause)}

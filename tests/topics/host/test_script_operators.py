@@ -51,19 +51,21 @@ def diagnosed(
     flow_ms: float = 39.0,
     operators: int = 1,
     modes: tuple[str, ...] | None = None,
+    pause_ms: float = 0.0,
 ) -> Diagnosis:
     """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step.
 
     It begins with so many messages of 2 ms each, and stands in a line of the loop. What begins at ``flow_ms``
     is an operator that the backward pass goes back to. The update is of so many operators; where ``modes``
-    are given it is another model's, before which and after which the function calls these of it.
+    are given it is another model's, before which and after which the function calls these of it. It begins
+    with a pause.
     """
     entries = {}
     for rank in (0, 1):
         builder = TraceBuilder(rank, 2, device=None)
         for number in range(4):
             builder.step(number, 100 * number, 100 * number + 100)
-            passes(builder, 100 * number, update_ms, 2 * messages, operators)
+            passes(builder, 100 * number, update_ms, 2 * messages + pause_ms, operators)
             begin = 100 * number + 80
             builder.collective("allreduce", begin, begin + 10, nbytes=64 << 20, launch_ms=begin)
             for message in range(messages):
@@ -77,7 +79,7 @@ def diagnosed(
         for message in range(messages):
             called = "torch/distributed/distributed_c10d.py(2900): all_reduce"
             stacks.host(called, 2 * message, 2 * message + 2, category="python_function")
-        passes(stacks, 0, update_ms, 2 * messages, operators)
+        passes(stacks, 0, update_ms, 2 * messages + pause_ms, operators)
         if modes is not None:
             stacks.host("nn.Module: Net_1", 0.2, update_ms - 0.2, category="python_function")
             for number, mode in enumerate(modes):
@@ -123,6 +125,18 @@ def test_an_evaluation_is_beside_training(tmp_path: Path, modes: tuple[str, ...]
 def test_the_work_of_an_ordinary_loop_is_none(tmp_path: Path, update_ms: float, *, named: bool) -> None:
     diagnosis = diagnosed(tmp_path, update_ms)
     assert ("script-operators" in [one.rule_id for one in diagnosis.findings]) == named
+
+
+def test_a_function_is_one_cause(tmp_path: Path) -> None:
+    """It pauses for 20 ms, and its operators take 8: that is one cost of 28 ms."""
+    diagnosis = diagnosed(tmp_path, 28, pause_ms=20)
+    assert diagnosis.ledger is not None
+    costs = {one.id: one.share_ms for one in diagnosis.ledger.causes}
+    assert costs["host.pause"] == pytest.approx(28, abs=0.5)
+    assert "compute.beside" not in costs
+    found = next(one for one in diagnosis.findings if one.rule_id == "script-code")
+    assert found.gain is not None
+    assert found.gain.likely_ms == pytest.approx(28, abs=0.5)
 
 
 def test_what_the_model_needs_is_made_ahead(tmp_path: Path) -> None:

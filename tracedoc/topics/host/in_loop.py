@@ -112,6 +112,25 @@ def beside_pauses_ms(run: RunView, digest: RankDigest) -> Value:
     return script_code_ms(run, digest) if same else 0.0
 
 
+@ranks_fact(unit="fraction", needs=("host_ops", beside_forward_frac, beside_pauses_ms))
+def script_forward_frac(run: RunView, digest: RankDigest) -> Value:
+    """:func:`beside_forward_frac` where :func:`script_code` is that function."""
+    return beside_forward_frac(run, digest) if _ms(beside_pauses_ms(run, digest)) else 0.0
+
+
+@ranks_fact(unit="fraction", needs=("host_ops", beside_backward_frac, beside_pauses_ms))
+def script_backward_frac(run: RunView, digest: RankDigest) -> Value:
+    """:func:`beside_backward_frac` where :func:`script_code` is that function."""
+    return beside_backward_frac(run, digest) if _ms(beside_pauses_ms(run, digest)) else 0.0
+
+
+@ranks_fact(unit="ms", needs=(beside_code_ms, beside_pauses_ms, script_code_ms))
+def script_ms(run: RunView, digest: RankDigest) -> Value:
+    """What :func:`script_code` takes of a step, with the operators that it calls beside training."""
+    own = _ms(beside_code_ms(run, digest)) if _ms(beside_pauses_ms(run, digest)) else 0.0
+    return _ms(script_code_ms(run, digest)) + own
+
+
 MOSTLY_PAUSES = 0.5
 """A function whose operators take less than this share of what it takes without is host code."""
 
