@@ -12,7 +12,7 @@ from tracedoc.play.run_program import RunProgram
 from tracedoc.ranks.code_places import beside_training
 from tracedoc.ranks.run_view import RunView
 from tracedoc.step.program import Call
-from tracedoc.topics.host.run import between_code, host_code, script_code, script_code_ms
+from tracedoc.topics.host.run import between_code, exchange_code, host_code, script_code, script_code_ms
 from tracedoc.whatif.removal import OverSteps, Removal
 
 MOST_SHARE = 0.5
@@ -24,6 +24,10 @@ IMPLIED = {
     "compute.optimizer": "the optimizer",
 }
 """Where a cause is by its definition: that is no place to name."""
+
+
+IN_THE_SCRIPT = ("order.reductions", "order.messages")
+"""Of these, and of transfers, it is the function of a script that exchanges what ranks have by itself."""
 
 
 def taken_by_rank(programs: Sequence[RunProgram], removals: Sequence[OverSteps]) -> npt.NDArray[np.float64]:
@@ -55,6 +59,9 @@ def _code_of(run: RunView, cause: str, told_ms: float) -> str:
     digest = run.representative_digest
     if cause == "compute.beside" and (beside := beside_training(run)) is not None:
         return str(beside.place)
+    if cause.startswith("link.") or cause in IN_THE_SCRIPT:
+        code = str(exchange_code(run))
+        return code if code != "none" and run.source_steps else ""
     if cause not in ("host.pause", "host.between") or digest is None:
         return ""
     if not digest.is_cpu:

@@ -127,6 +127,13 @@ def test_the_work_of_an_ordinary_loop_is_none(tmp_path: Path, update_ms: float, 
     assert ("script-operators" in [one.rule_id for one in diagnosis.findings]) == named
 
 
+@pytest.mark.parametrize(("messages", "named"), [(0, "none"), (1, "`update` (`train.py:4`)")])
+def test_messages_of_the_script_are_its_function_s(tmp_path: Path, messages: int, named: str) -> None:
+    """Half of the messages of a step are called there, and no wrapper calls any."""
+    diagnosis = diagnosed(tmp_path, 16, messages=messages)
+    assert diagnosis.facts["exchange_code"].value == named
+
+
 def test_a_function_is_one_cause(tmp_path: Path) -> None:
     """It pauses for 20 ms, and its operators take 8: that is one cost of 28 ms."""
     diagnosis = diagnosed(tmp_path, 28, pause_ms=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from statistics import median
 from typing import Any
 
 from tracedoc.facts.catalog import RankFact, job_of, manifest_fact, ranks_fact, run_fact
@@ -15,7 +16,7 @@ from tracedoc.step.rank_digest import RankDigest
 from tracedoc.timeline.host import PHASES
 from tracedoc.timeline.script_code import CodePlace
 from tracedoc.timeline.syncs import SPELLINGS
-from tracedoc.topics.capture.run import compiled, recorded
+from tracedoc.topics.capture.run import compiled, recorded, strategy_of
 from tracedoc.topics.host.rank import (
     between_operators_ms,
     host_away_idle_ms,
@@ -165,6 +166,26 @@ def barrier_code(run: RunView) -> Value:
     """
     sites = needed(_calling(run, meets=True))
     return str(sites[0].place) if sites else "none"
+
+
+OWN_MESSAGES = 0.5
+"""A function is named for a step's collectives of which it calls so many itself."""
+
+
+@run_fact(unit="text")
+def exchange_code(run: RunView) -> Value:
+    """The function of the script that calls half or more of a step's collectives itself, else "none".
+
+    Where no wrapper as DDP does: a script that averages gradients or parameters by hand. From the same step
+    as :func:`item_call_sites`; what is counted is that of :func:`barrier_code`.
+    """
+    sites = needed(_calling(run, meets=True))
+    digest = run.representative_digest
+    if not sites or digest is None or strategy_of(run).family != "unknown":
+        return "none"
+    numbers = [one.index for one in digest.complete_steps]
+    calls = median([int((digest.collectives.step == one).sum()) for one in numbers]) if numbers else 0
+    return str(sites[0].place) if sites[0].calls >= OWN_MESSAGES * calls > 0 else "none"
 
 
 def _calling(run: RunView, *, meets: bool) -> list[SourceLine] | Unknown:
