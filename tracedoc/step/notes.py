@@ -41,7 +41,8 @@ def ranges_by_thread(trace: Trace, threads: npt.NDArray[np.int32]) -> dict[int, 
     ranges = trace.is_kind(Kind.CPU_OP, Kind.ANNOTATION, Kind.PYTHON)
     ranges[trace.rows_named(vocabulary.is_step)] = False
     return {
-        thread: np.flatnonzero(ranges & trace.thread.among([thread])) for thread in distinct(threads).tolist()
+        thread: np.flatnonzero(ranges & trace.thread.among([thread])).astype(np.int32)
+        for thread in distinct(threads).tolist()
     }
 
 

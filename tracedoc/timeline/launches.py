@@ -64,8 +64,8 @@ def kernel_launches(trace: Trace, launches: Launches) -> Called:
     are captured: launches into a graph start nothing.
     """
     linked = launches.launch_rows[launches.linked]
-    within = ~launched_before(trace, launches.gpu_rows)
-    unlinked = linked.size == 0 and (within.any() or not within.size)
+    events = launches.gpu_rows
+    unlinked = linked.size == 0 and (not launched_before(trace, events).all() or not events.size)
     if unlinked or any("StreamBeginCapture" in name for name in trace.names):
         return np.empty(0, dtype=np.intp), np.empty(0, dtype=bool)
     rows = trace.rows_named(lambda name: runtime_role(name) is RuntimeRole.LAUNCH, Kind.RUNTIME)
@@ -86,8 +86,10 @@ def lost_calls(trace: Trace, launches: Launches) -> npt.NDArray[np.bool_]:
     generated, and kernels of operators that are in the trace. None for a trace without links.
     """
     rows, linked = launches.gpu_rows, launches.linked
-    lost = (trace.kind[rows] == int(Kind.KERNEL)) & ~linked & ~launched_before(trace, rows)
-    lost &= (trace.correlation[rows] > 0) & (trace.correlation[rows] != NO_ID)
+    lost = (trace.kind[rows] == int(Kind.KERNEL)) & ~linked
+    if lost.any():
+        lost &= ~launched_before(trace, rows) & (trace.correlation[rows] > 0)
+        lost &= trace.correlation[rows] != NO_ID
     if not lost.any() or not linked.any():
         return np.zeros(rows.size, dtype=np.bool_)
     operators = trace.external_id[trace.rows(Kind.CPU_OP)]

@@ -230,7 +230,8 @@ def _passes(trace: Trace, marks: _Marks, nodes: Spans, boundaries: Int64Array) -
     gap_starts, gap_ends = nodes.ends[:-1], nodes.starts[1:]
     rows, sent = marks.stepping, marks.transfers
     # Of times in whole microseconds, what a node calls last may begin as it ends.
-    called = (trace.dur_ns[rows] <= ROUNDED_NS) & is_among(trace.ts_ns[rows], gap_starts)
+    called = trace.dur_ns[rows] <= ROUNDED_NS
+    called[called] = is_among(trace.ts_ns[rows[called]], gap_starts)
     starts = trace.ts_ns[rows[~called]]
     held = np.searchsorted(starts, gap_ends, side="left") - np.searchsorted(starts, gap_starts, side="left")
     # A call may seem to begin before the node has ended: old traces are good to a quarter of a microsecond.

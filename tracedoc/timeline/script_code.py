@@ -94,7 +94,7 @@ def places_of_timeline(timeline: RankTimeline) -> tuple[CodePlace, ...]:
     if len(mine) == 0:
         return ()
     trace = timeline.trace
-    threads = trace.thread.distinct(trace.is_kind(Kind.CPU_OP))
+    threads = trace.thread.distinct(trace.rows(Kind.CPU_OP))
     places = places_in(trace, threads, mine, timeline.host_delays.input)
     return tuple(one for one in places if not _is_a_pass(timeline, one))
 
@@ -361,7 +361,7 @@ def rare_code(timeline: RankTimeline) -> tuple[RareCode, ...]:
     rows = trace.rows(Kind.PYTHON, Kind.ANNOTATION)
     least = LEAST_OF_STEP * float(median([one.end_ns - one.start_ns for one in steps]))
     longest = max(one.end_ns - one.start_ns for one in steps)
-    rows = rows[trace.thread.among(trace.thread.distinct(trace.is_kind(Kind.CPU_OP)), rows)]
+    rows = rows[trace.thread.among(trace.thread.distinct(trace.rows(Kind.CPU_OP)), rows)]
     owners = owners_of(trace, rows)
     rows = rows[
         is_among(trace.name[rows], [name for name, one in owners.items() if isinstance(one, CodePlace)])

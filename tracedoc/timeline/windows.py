@@ -62,7 +62,9 @@ def assign_steps(
     the previous one; unlinked events before the first linked one are ``BEFORE``. Where kernels have no launch
     though they were launched in the capture, all events take the step in which they began.
     """
-    kernels = events.kernels & ~launched_before(trace, events.rows)
+    kernels = events.kernels
+    if not events.linked[kernels].all():
+        kernels = kernels & ~launched_before(trace, events.rows)
     share = float(events.linked[kernels].mean()) if kernels.any() else 1.0
     if host.steps and share < LINKED_SHARE:
         return _place(events.start_ns, host), (

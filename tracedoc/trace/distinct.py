@@ -157,7 +157,7 @@ class RowLookup:
     ) -> None:
         self._kind, self._name, self._count = kind, name, count
         self._of_kinds: dict[tuple[int, ...], Rows] = {}
-        self._by_name: Rows | None = None
+        self._by_name: npt.NDArray[np.int32] | None = None  # of millions of events
         self._bounds: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
 
     def is_kind(self, kinds: tuple[int, ...]) -> npt.NDArray[np.bool_]:
@@ -183,7 +183,7 @@ class RowLookup:
             return np.empty(0, dtype=np.intp)
         if self._by_name is None:
             # Of 16 bits a stable sort is linear: as long as a look at all names for each of six questions.
-            self._by_name = np.argsort(self._name, kind="stable")
+            self._by_name = np.argsort(self._name, kind="stable").astype(np.int32)
             self._bounds = np.append(0, np.cumsum(np.bincount(self._name, minlength=self._count)))
         first, last = self._bounds[:-1][chosen], self._bounds[1:][chosen]
         if first.size > 1 and int((last - first).sum()) > self._kind.size // _SPARSE:
@@ -192,7 +192,8 @@ class RowLookup:
                 return rows[chosen.take(self._name[rows])]
             return np.flatnonzero(chosen.take(self._name))
         groups = [self._by_name[a:b] for a, b in zip(first.tolist(), last.tolist(), strict=True)]
-        rows = groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups), kind="stable")
+        found = groups[0] if len(groups) == 1 else np.sort(np.concatenate(groups), kind="stable")
+        rows = found.astype(np.intp)
         if not kinds:
             return rows
         of_kind = np.zeros(256, dtype=bool)
