@@ -71,6 +71,9 @@ CAUSE_IDS = (*dict.fromkeys(one.partition(".")[0] for one in CAUSE_WORDS), *CAUS
 INHERENT = (BUBBLE,)
 """Causes that a training strategy has by itself: told, but never a warning."""
 
+PAID_FOR_MEMORY = ("compute.recompute",)
+"""Causes that save memory: a warning only where a rule knows that memory is free."""
+
 PACED_BY_HOST = ("host.launch", "host.pause", "host.between")
 """Causes that the profiler makes larger: what it records of each call takes the host time."""
 

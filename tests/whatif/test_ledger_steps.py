@@ -24,6 +24,15 @@ def test_a_rank_that_is_late_in_some_steps_costs_what_it_costs_on_average(tmp_pa
     assert of(ledger, "slow_steps") == 0.0
 
 
+def test_one_like_it_stands_for_a_step_that_cannot_be_played(tmp_path):
+    """Every other of four steps holds 15 ms more; the first waits for work that was not captured."""
+    ledger_of(tmp_path, reduced(late_ms=15.0, sometimes=2), steps=5)
+    replay = run_replay(tracedoc.measure([tmp_path]).measurements.run)
+    assert isinstance(replay, RunReplay)
+    assert sorted(one.step for one in replay.steps) == [0, 1, 2, 3]
+    assert replay.mean_ms == pytest.approx(108.5, abs=0.2)
+
+
 @pytest.mark.parametrize("missing", [(), (0,)])
 def test_pauses_of_a_rank_in_some_steps_cost_what_they_cost_on_average(tmp_path, missing):
     """While a rank is away, its own step is long; for those that wait it is the next one."""

@@ -31,6 +31,7 @@ from tracedoc.judge.wording import (
 )
 from tracedoc.ledger import (
     INHERENT,
+    PAID_FOR_MEMORY,
     UNKNOWN_WAITS,
     WORTH,
     Ledger,
@@ -98,7 +99,7 @@ def severity_by_ledger(
     other one saves nothing before. The middle between the lower end and what is likely makes a warning at
     most.
     """
-    if causes and all(one.id in INHERENT for one in causes):
+    if causes and all(one.id in (INHERENT if rule else INHERENT + PAID_FOR_MEMORY) for one in causes):
         return "note"
     weight = alone_ms[0]
     if rule is not None and rule.part_of:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
 from tracedoc.play.run_replay import WRONG, RunReplay, replay_other
 from tracedoc.ranks.run_view import RunView
@@ -98,8 +99,8 @@ def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
     """The replays of the other captured steps of the same ranks, where these differ in length or who is late.
 
     None of those that are far longer, nor of the first one, if what it waits for in the step before was not
-    captured: work of a GPU, or the batch that loader workers made before. Nor of one behind which the rank
-    that is late in it would be late again, as it never is.
+    captured: work of a GPU, or the batch that loader workers made before: one that is like it stands for it.
+    Nor of one behind which the rank that is late in it would be late again, as it never is.
     """
     layout = first.program.layout
     most = MOST_PLAYED // max(layout.points + layout.events, 1) - 1
@@ -119,6 +120,13 @@ def other_steps(run: RunView, first: RunReplay) -> list[RunReplay]:
         made = replay_other(run, first, step) if len(found) < most else None
         if isinstance(made, RunReplay):
             found.append(made)
+    table = np.array([captured.length_ms, *late])
+    played = {captured.steps.index(one.step): one for one in (first, *found)}
+    for place in np.flatnonzero(~captured.far).tolist() if len(played) > 1 else ():
+        nearest = min(played, key=lambda one: float(np.abs(table[:, one] - table[:, place]).max()))
+        alike = np.abs(table[:, nearest] - table[:, place]).max() <= least
+        if place not in played and alike and len(found) < most:
+            found.append(replace(played[nearest], step=captured.steps[place]))
     row = sorted([first.step, *(one.step for one in found)])
     who = np.where(late.max(axis=0) > least, late.argmax(axis=0), NONE_LATE)[is_among(captured.steps, row)]
     twice = (who[:-1] == who[1:]) & (who[1:] == who[0])
