@@ -147,3 +147,24 @@ def test_gradients_that_are_reduced_once_are_brought_into_buckets_once(tmp_path)
 
     ledger = ledger_of(tmp_path, draw)
     assert one_of(ledger, "order.every_micro_batch").alone_ms[1] == pytest.approx(12.0, abs=0.1)
+
+
+def test_a_long_search_for_unused_parameters_is_told_as_that(tmp_path):
+    """Twice 20 kernels of 1 ms; the host searches for 8 ms between them, and waits for the last."""
+
+    def draw(builder: TraceBuilder, rank: int, index: int, start: float) -> float:
+        for one in range(40):
+            at = start + one + (8.0 if one >= 20 else 0.0)
+            launched = start + 0.01 * one + (27.7 if one >= 20 else -0.1)
+            builder.kernel(PRODUCT, at, at + 1, launch_ms=launched)
+        builder.host("torch.distributed.ddp.reducer::search_unused_parameters", start + 20.0, start + 27.8)
+        builder.runtime("cudaStreamSynchronize", start + 0.2, start + 19.9)
+        builder.backward(start + 27.85, start + 28.2)
+        builder.collective("allreduce", start + 36, start + 46, nbytes=64 * MIB, launch_ms=start + 28.15)
+        builder.runtime("cudaStreamSynchronize", start + 28.3, start + 48.01)
+        return start + 48.0
+
+    ledger_of(tmp_path, draw)
+    found = {one.rule_id: one for one in tracedoc.diagnose([tmp_path]).findings}
+    assert found["unused-parameter-search"].severity == "warning"
+    assert "host-away" not in found

@@ -66,13 +66,16 @@ def late_reductions_frac(timeline: RankTimeline) -> Value:
 
     In DDP and FSDP all but the last start earlier, beside the rest of the backward pass. One that stands
     behind others on its stream starts when the first of them does: they may wait for a late rank, or for the
-    link. 0 for a single one, which cannot start before its last gradient.
+    link. All-reduces of what was scattered before do not count. 0 for a single one, which cannot start before
+    its last gradient.
     """
     window = timeline.judged
     if window is None or timeline.phases is None or timeline.activity is None:
         return NO_PHASES
     table = timeline.collectives
     mine = gradient_rows(timeline) & table.in_window(window.start_ns, window.end_ns)
+    scattered = mine & table.is_op("reduce_scatter")
+    mine = scattered if scattered.any() else mine
     if int(mine.sum()) < 2:
         return 0.0
     last = last_backward_ns(timeline)

@@ -32,17 +32,19 @@ def reduce_when_ready(program: RunProgram) -> RunProgram:
     """Reduce gradients in the backward pass as they become ready, which in some jobs begins after it.
 
     The gradients of each message but the last one are ready when as much of the backward pass has been
-    computed as there are bytes in it and in those before it.
+    computed as there are bytes in it and in those before it. All-reduces of what was scattered before go on
+    behind that.
     """
     layout, joins = program.layout, program.layout.joins
     chosen = deferred_reductions(program)
-    number = backward_pass(layout, joins.event)
+    number, scatters = backward_pass(layout, joins.event), joins.named("reduce_scatter")
     moved: list[Index] = []
     ready: list[Index] = []
     ranks = layout.rank_of_event(joins.event)
     for rank in distinct(ranks[chosen]).tolist():
         mine = np.flatnonzero(chosen & (ranks == rank))
         mine = mine[number[mine] == number[mine].max()]
+        mine = mine[scatters[mine]] if scatters[mine].any() else mine
         mine = mine[np.argsort(layout.point[joins.event[mine]], kind="stable")]
         events = np.arange(layout.event_base[rank], layout.event_base[rank + 1])
         computed = events[layout.computes[events] & is_among(layout.event_part[events], BACKWARD)]
