@@ -69,7 +69,7 @@ def beside_training(run: RunView) -> BesideTraining | None:
     least = [
         _in_calls(one) if one.needed else one
         for first in (steps[0] if steps else ())
-        if len(same := [one for step in steps for one in step if _name(one.place) == _name(first.place)])
+        if len(same := [one for step in steps for one in step if is_defined_as(one.place, first.place)])
         == len(steps)
         for one in [min(same, key=lambda one: one.place.time_ns)]
     ]
@@ -87,6 +87,11 @@ def _in_calls(beside: BesideTraining) -> BesideTraining:
         beside.operators,
         needed=True,
     )
+
+
+def is_defined_as(one: CodePlace, other: CodePlace) -> bool:
+    """Whether two places are one function, of which one file may have several of one name, as of hooks."""
+    return same_code(one, other) and one.line == other.line
 
 
 def may_feed_model(job: Job, place: CodePlace | None) -> Value:

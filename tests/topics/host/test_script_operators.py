@@ -52,13 +52,14 @@ def diagnosed(
     operators: int = 1,
     modes: tuple[str, ...] | None = None,
     pause_ms: float = 0.0,
+    namesake: bool = False,
 ) -> Diagnosis:
     """Two ranks, whose steps of 100 ms begin with an update of all weights, by the stacks of one step.
 
     It begins with so many messages of 2 ms each, and stands in a line of the loop. What begins at ``flow_ms``
     is an operator that the backward pass goes back to. The update is of so many operators; where ``modes``
     are given it is another model's, before which and after which the function calls these of it. It begins
-    with a pause.
+    with a pause. A ``namesake`` of it runs as well.
     """
     entries = {}
     for rank in (0, 1):
@@ -85,6 +86,9 @@ def diagnosed(
             for number, mode in enumerate(modes):
                 called, at = f"torch/nn/modules/module.py(2871): {mode}", number * (update_ms - 0.1)
                 stacks.host(called, at, at + 0.1, category="python_function")
+        if namesake:
+            stacks.host("train.py(50): update", 82, 84, category="python_function")
+            stacks.host("aten::add_", 82, 84)
         stacks.host("nn.Module: Net_0", update_ms, 40, category="python_function")
         shown = json.loads(stacks.to_json())
         zero = next(one["ts"] for one in shown["traceEvents"] if one["name"] == "ProfilerStep#9")
@@ -132,6 +136,12 @@ def test_messages_of_the_script_are_its_function_s(tmp_path: Path, messages: int
     """Half of the messages of a step are called there, and no wrapper calls any."""
     diagnosis = diagnosed(tmp_path, 16, messages=messages)
     assert diagnosis.facts["exchange_code"].value == named
+
+
+def test_functions_of_one_name_are_several(tmp_path: Path) -> None:
+    """As the hooks of two callbacks: another one of 2 ms does not hide that of 16."""
+    diagnosis = diagnosed(tmp_path, 16, namesake=True)
+    assert diagnosis.facts["beside_code"].values["0"] == "`update` (`train.py:4`)"
 
 
 def test_a_function_is_one_cause(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracedoc.facts.catalog import ranks_fact, run_fact
-from tracedoc.ranks.code_places import beside_training, may_feed_model, same_code
+from tracedoc.ranks.code_places import beside_training, is_defined_as, may_feed_model
 from tracedoc.ranks.run_view import RunView
 from tracedoc.ranks.source_step import BesideTraining
 from tracedoc.step.rank_digest import RankDigest
@@ -108,7 +108,7 @@ def beside_code_ms(run: RunView, digest: RankDigest) -> Value:
 def beside_pauses_ms(run: RunView, digest: RankDigest) -> Value:
     """What :func:`beside_code` takes without operators: :func:`script_code_ms` where that is the same."""
     beside, place = _beside(run, digest), script_place(run, digest.rank)
-    same = beside is not None and place is not None and same_code(place, beside.place)
+    same = beside is not None and place is not None and is_defined_as(place, beside.place)
     return script_code_ms(run, digest) if same else 0.0
 
 
