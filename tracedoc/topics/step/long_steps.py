@@ -179,11 +179,12 @@ def why_long(run: RunView) -> WhyLong | Unknown:
         return WhyLong("communication", tuple(own), "", 0.0)
     of = {kind: ns for kind, ns in more[worst].items() if kind != "communication"}
     digest = run.digest(worst)
-    told = longest_step.of(digest) in found.numbers
-    doing = longest_step_doing.of(digest) if told else ""
     kind = max(of, key=lambda kind: of[kind])
     if kind == "compute" and _same_work(digest, found.numbers):
         kind = SLOWER_ON_CPUS if digest.is_cpu else SLOWER
+    # What the host does beside them makes no kernels longer.
+    told = longest_step.of(digest) in found.numbers and kind != SLOWER
+    doing = longest_step_doing.of(digest) if told else ""
     return WhyLong(
         kind=kind,
         ranks=tuple(rank for rank, ns in own.items() if ns >= INVOLVED * own[worst]),
