@@ -188,8 +188,8 @@ def test_redaction_is_off_for_json_and_on_for_html_unless_asked(pipeline: Pipeli
 )  # a warning is the worst that is no preview
 def test_fail_on_ignores_previews(pipeline: Pipeline, trace: str, level: str, code: int):
     diagnosis = sharded()
-    transfer, straggler = diagnosis.findings
-    pipeline.answer = lambda: replace(diagnosis, findings=(transfer, replace(straggler, status="preview")))
+    straggler, transfer = diagnosis.findings
+    pipeline.answer = lambda: replace(diagnosis, findings=(replace(straggler, status="preview"), transfer))
     result = run("diagnose", trace, "--fail-on", level)
     assert result.exit_code == code
     assert result.stdout.splitlines()[0] == diagnosis.summary
