@@ -334,12 +334,15 @@ def _after_plan(
 
 
 def as_planned(findings: list[Finding], plan: Sequence[PlanStep], ledger: Ledger) -> list[Finding]:
-    """The findings; of two as severe that cost mostly the same time that first which the plan mends first."""
+    """The findings; of two that cost mostly the same time that first which the plan mends first.
+
+    No note comes before what is none.
+    """
     place = {one.fix.rpartition("/")[0]: number for number, one in enumerate(plan)}
     ordered = list(findings)
     for number, (first, then) in enumerate(pairwise(findings)):
         if (
-            first.severity == then.severity
+            (first.severity == "note") == (then.severity == "note")
             and place.get(then.id, LONGEST_PLAN) < place.get(first.id, -1)
             and costs_same_time(first, then, ledger)
         ):
