@@ -205,14 +205,13 @@ def test_two_limits_that_hide_each_other_are_told_as_such(
     assert (one.message, one.overlaps) == ("It is so.", "")
 
 
-def test_a_cause_that_is_told_with_another_is_named_as_the_other_way_to_save_it() -> None:
+def test_a_wait_is_told_with_the_pause_behind_it() -> None:
     """A pause of 30 ms behind a wait: without the one or the other the step is 30 ms shorter."""
     pause = cause("host.pause", 15.0, (30.0,) * 3, shared_with="host.sync")
     wait = cause("host.sync", 15.0, (30.0,) * 3, shared_with="host.pause")
     judgement, ledger = conclude([pause, wait], (rule("away", cause=("host.pause",)), finding("away", 40.0)))
     assert [one.told_by for one in ledger.causes] == [("away",)] * 2
-    (found,) = judgement.findings
-    assert found.message == "It is so. Mending waits of the host for the GPU instead saves the same time."
+    assert [one.id for one in judgement.findings] == ["away"]
 
 
 def test_a_wait_before_what_two_findings_tell_is_a_finding_of_its_own() -> None:
@@ -253,9 +252,9 @@ def test_a_wait_that_costs_the_pause_behind_it_comes_after_that(
     assert [one.id for one in judgement.findings] == ids
 
 
-@pytest.mark.parametrize(("wait_ms", "words"), [(30.0, "the same time"), (24.0, "24 ms")])
+@pytest.mark.parametrize("wait_ms", [30.0, 24.0])
 def test_a_gather_behind_a_wait_and_a_pause_is_told_with_the_pause(
-    monkeypatch: pytest.MonkeyPatch, wait_ms: float, words: str
+    monkeypatch: pytest.MonkeyPatch, wait_ms: float
 ) -> None:
     """Without the pause the step is 20 ms shorter, and the gather still late by 11: 31 without all of it."""
     monkeypatch.setattr(tracedoc.judge.overlaps, "alone_of", lambda run, ids: (18.0, 31.0, 32.0))
@@ -270,7 +269,6 @@ def test_a_gather_behind_a_wait_and_a_pause_is_told_with_the_pause(
     assert found.gain is not None
     assert (found.gain.low_ms, found.gain.likely_ms, found.gain.high_ms) == (20.0, 31.0, 32.0)
     assert found.size_ms == 31.0
-    assert found.message == f"It is so. Mending waits of the host for the GPU instead saves {words}."
 
 
 def test_a_finding_of_a_time_that_others_cost_as_well_keeps_its_likely_number(

@@ -15,7 +15,6 @@ from tracedoc.play.run_program import Scenario
 from tracedoc.predicted import Predicted
 from tracedoc.testing import TraceBuilder, parse_lanes
 from tracedoc.whatif.changes.buckets import _on_shared_cores
-from tracedoc.whatif.changes.order import _woken_by
 from tracedoc.whatif.ledger import book_of
 
 
@@ -181,22 +180,3 @@ def test_messages_share_cores_where_operators_leave_none() -> None:
     """By half at least where none is free, not where one is, perhaps not where nothing is known."""
     assert _beside(0, Scenario.SLOW) == ([0, 5], [0, 10, 8, 8])
     assert _beside(1, Scenario.FAST) == _beside(None, Scenario.SLOW) == ([0, 0], [0, 10, 10, 10])
-
-
-def test_a_core_is_waited_for_behind_the_message_that_woke_the_host() -> None:
-    """Of rank 0 a message goes at point 1 and one stays at 4; of rank 1 one goes, rank 2 never waits."""
-    to_host = np.array([True, True, True])
-    cause_to = np.array([1, 4, 6])
-
-    def returns(causes: np.ndarray) -> np.ndarray:
-        return np.isin(np.arange(9), cause_to[causes])
-
-    layout = SimpleNamespace(
-        points=9,
-        point_base=np.array([0, 5, 8, 9]),
-        point_rank=np.repeat([0, 1, 2], [5, 3, 1]),
-        to_host=to_host,
-        returns=returns,
-    )
-    behind = _woken_by(cast(Any, layout), np.array([True, False, True]))
-    assert np.flatnonzero(behind).tolist() == [2, 3, 4, 5, 6, 7]

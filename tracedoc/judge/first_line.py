@@ -176,8 +176,6 @@ def _cause(measurements: Measurements, finding: Finding, step: float, before: Fi
         costs += f" of the {format_ms(step)} step" if mean is None else f" of {format_ms(mean)} a step"
     if costs and finding.is_pair:
         costs += "; each hides the other"
-    elif costs and before is None and finding.together_ms is not None:
-        costs += f", {format_ms(finding.together_ms)} together with {finding.overlaps}, which it hides"
     elif costs and before is not None and before.beyond_ms is not None and finding.beyond_ms is not None:
         costs = f"another {costs}" if finding.beyond_ms >= LEAST_SHARE * step else "the same time"
     name = title + pair_words(finding) + _place(measurements, finding) + (f" ({costs})" if costs else "")

@@ -22,7 +22,6 @@ from tracedoc.ledger import (
     is_mostly_shared,
 )
 from tracedoc.predicted import LEAST_SHARE
-from tracedoc.units import format_ms
 from tracedoc.whatif.ledger import alone_of, likely_of
 
 MORE = 0.1
@@ -55,21 +54,12 @@ def with_overlap(
     """
     largest = max(causes, key=lambda one: one.share_ms, default=None)
     other = "" if largest is None else largest.partner or largest.shared_with
-    own = {one.id for one in causes}
-    mine = own | {one.id for one in entries if finding.rule_id in one.told_by}
-    if largest is None or not other or other in own:
+    mine = {one.id for one in causes} | {one.id for one in entries if finding.rule_id in one.told_by}
+    if largest is None or not other or other in mine:
         return finding
     if not largest.partner and not is_apart(largest.share_ms, largest.alone_ms[1]):
         return finding
     words = CAUSE_WORDS.get(other, other)
-    if other in mine:
-        # Told with it: the same by another name, but for a wait, which is another thing to mend.
-        if largest.partner or WAIT not in (largest.id, other):
-            return finding
-        (apart_ms,) = (one.alone_ms[1] for one in entries if one.id == other)
-        same = apart_ms >= MOSTLY_SHARED * (finding.alone_ms or 0.0)
-        saves = "the same time" if same else format_ms(apart_ms)
-        return replace(finding, message=f"{finding.message} Mending {words} instead saves {saves}.")
     tellers = {rule for one in entries if one.id == other for rule in one.told_by}
     theirs = {other, *(one.id for one in entries if tellers & {*one.told_by})} - mine
     alone, beside, both = (

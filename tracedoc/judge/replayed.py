@@ -37,8 +37,6 @@ ALIKE = ("even-rank", "even-ranks", SHARED)
 HELD_ON_CPUS = (*ALIKE, "cap-buckets")
 """Changes that make ranks alike, or messages larger."""
 
-NOT_REPLAYED = "an upper bound; not predicted: {}"
-
 
 def with_predictions(
     judgement: Judgement, measurements: Measurements, ledger: Ledger, run: RunInfo
@@ -51,7 +49,7 @@ def with_predictions(
     replay = run_replay(measurements.run)
     report = replay_report(replay)
     if isinstance(replay, Refusal):
-        return _with_ceilings(judgement, replay.reason), report, ()
+        return judgement, report, ()
     named = [_of_one_rank(one) for one in judgement.findings]
     requests = {str(one): one for one in _requests(named).values()}
     alone = _predictions(replay, [], requests, ledger)
@@ -196,18 +194,6 @@ def _of_one_rank(finding: Finding) -> Finding:
             for one in finding.fixes
         ),
     )
-
-
-def _with_ceilings(judgement: Judgement, reason: str) -> Judgement:
-    """The judgement whose gains say why they are bounds and no predictions."""
-    note = NOT_REPLAYED.format(reason)
-    findings = tuple(
-        replace(one, gain=replace(one.gain, assumptions=(*one.gain.assumptions, note)))
-        if one.gain is not None and one.gain.basis == "ceiling" and any(fix.replays for fix in one.fixes)
-        else one
-        for one in judgement.findings
-    )
-    return replace(judgement, findings=findings)
 
 
 def _predicted(finding: Finding, known: Mapping[str, Predicted], measurements: Measurements) -> Finding:

@@ -120,7 +120,6 @@ class Row:
             periodic=True,
             offset_ns=layouts[0].offset_ns,
             spare_cores=layouts[0].spare_cores,
-            core_waits=layouts[0].core_waits,
             batch_point=none,
             batch_ns=np.empty(0, dtype=np.int64),
             joins=self._joins(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from tracedoc.play.run_program import CollectiveParts, Gathering, RunProgram, Scenario
 from tracedoc.play.scenarios import split_transfers
 from tracedoc.ranks.run_view import RunView
-from tracedoc.run.job import Job
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Cause, RankProgram
 from tracedoc.step.rank_digest import RankDigest
@@ -101,10 +100,8 @@ def join_run(run: RunView, digests: Sequence[RankDigest], step: int) -> RunProgr
     collectives = replace(collectives, splits=tuple(split_transfers(collectives, one) for one in Scenario))
     first = min(offsets, default=0)
     starts = np.array(offsets, dtype=np.int64) - first if matching.clock.aligned else np.zeros(len(offsets))
-    ranks = [one.rank for one in digests]
-    joined = gathering.joined(collectives, starts.astype(np.int64), run.job.spare_cores(ranks))
-    if joined.layout.is_cpu and run.job.ranks:
-        joined = joined.edited(layout=replace(joined.layout, core_waits=core_waits(run.job, ranks)))
+    spare_cores = run.job.spare_cores([one.rank for one in digests])
+    joined = gathering.joined(collectives, starts.astype(np.int64), spare_cores)
     if not matching.staged or not matching.clock.aligned:
         return joined
     return _answered(joined, np.concatenate(peers), np.concatenate(ends))
@@ -169,32 +166,3 @@ def _answered(program: RunProgram, peer: Int64Array, end_ns: Int64Array) -> RunP
     columns = {name: np.concatenate((getattr(layout, name), one)) for name, one in more.items()}
     active = np.concatenate((program.active, np.ones(len(ties), dtype=bool)))
     return program.edited(layout=replace(layout, **columns), active=active)
-
-
-def core_waits(job: Job, ranks: Container[int]) -> tuple[float, float]:
-    """Of the time in which training threads could run, what they waited for cores that the job's had.
-
-    The least and the most, as shares. Most is all that they waited; least what is left if they waited for as
-    large a share as other processes had of the host, 0 where that is not counted.
-    """
-    known = [one for one in job.ranks if one.rank in ranks]
-    waited = sum(one.training_thread.get("waited_us", 0) for one in known)
-    could = waited + sum(one.training_thread.get("ran_us", 0) for one in known)
-    if not could:
-        return 0.0, 0.0
-    taken = max(_taken_frac(job, host) for host in {one.host for one in known})
-    return max(waited / could - taken, 0.0), waited / could
-
-
-def _taken_frac(job: Job, host: str) -> float:
-    """The share of a host's processors that others than ranks and their loaders had, 1 if unknown."""
-    ranks = [one for one in job.ranks if one.host == host]
-    time, idle, user, system = (
-        sum(one.counters.get(name, 0) for one in ranks)
-        for name in ("host.cpu_us", "host.idle_us", "process.user_us", "process.system_us")
-    )
-    loaders = [one.machine.loader for one in ranks if one.machine.loader is not None]
-    workers = sum(worker.get("ran_us", 0) for one in loaders for worker in one.workers)
-    # Each rank counted the host.
-    own = (user + system + workers) * len(ranks)
-    return max(time - idle - own, 0) / time if time else 1.0

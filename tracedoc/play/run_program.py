@@ -111,10 +111,8 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True, dict=True):
     Columns are those of :class:`RankProgram`, one rank after the other, with indices into the whole.
     ``point_base`` and ``event_base`` are where the points and events of each rank begin, and where the last
     ones end. At the points ``batch_point`` the host waited ``batch_ns`` for a batch of loader workers.
-    ``spare_cores`` are those that the operators of no rank use (:meth:`tracedoc.run.job.Job.spare_cores`),
-    ``core_waits`` are the least and most of what ranks on CPUs waited for cores that the job's own threads
-    had, as shares of what they could run (:func:`tracedoc.play.joins.core_waits`). ``kept`` caches what
-    many changes ask of it; a copy has its own.
+    ``spare_cores`` are those that the operators of no rank use (:meth:`tracedoc.run.job.Job.spare_cores`).
+    ``kept`` caches what many changes ask of it; a copy has its own.
     """
 
     ranks: tuple[int, ...]
@@ -127,7 +125,6 @@ class Layout(StepColumns, frozen=True, eq=False, kw_only=True, dict=True):
     batch_ns: Int64Array
     joins: CollectiveParts
     spare_cores: int | None = None
-    core_waits: tuple[float, float] = (0.0, 0.0)
 
     @cached_property
     def kept(self) -> dict[Any, Any]:
@@ -373,7 +370,6 @@ class Gathering:
             batch_ns=np.concatenate([waited for _, waited in self._batches]),
             joins=joins,
             spare_cores=spare_cores,
-            core_waits=(0.0, 0.0),
             **{name: whole[name] for name in StepColumns.__struct_fields__},
         )
         target = np.concatenate([event for event, _ in self._early]).astype(np.intp)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tracedoc.play.run_program import Index, Layout, RunProgram
+from tracedoc.play.run_program import Index, RunProgram
 from tracedoc.spans import Int64Array
 from tracedoc.step.program import Call
 from tracedoc.trace.distinct import distinct, is_among, median
@@ -89,27 +89,8 @@ def no_extra_messages(program: RunProgram) -> RunProgram:
     own = program.own.copy()
     own[layout.cause_to[waits]] = 0
     edited = without_collectives(program, extra)
-    least, most = layout.core_waits
-    share = of_scenario(program.scenario, most, (least + most) / 2, least)
     lag = program.lag - _taken(program, extra, waits)
-    lag = np.where(_woken_by(layout, waits), np.rint(lag * (1.0 - share)).astype(np.int64), lag)
     return edited.edited(lag=lag, own=own, active=edited.active & ~waits)
-
-
-def _woken_by(layout: Layout, waits: Mask) -> Mask:
-    """Points to which the host came after one of some waits for messages, before it waited for another.
-
-    A message that wakes it may put it on a core where another thread runs, and there it waits for that one.
-    The step before ended as this one.
-    """
-    woken = np.flatnonzero(layout.returns(layout.to_host))
-    if not woken.size:
-        return np.zeros(layout.points, dtype=bool)
-    edges = np.searchsorted(woken, layout.point_base)
-    begin, end = edges[:-1][layout.point_rank], edges[1:][layout.point_rank]
-    last = np.searchsorted(woken, np.arange(layout.points)) - 1
-    last = np.where(last < begin, end - 1, last)
-    return np.asarray((begin < end) & layout.returns(waits)[woken[last]])
 
 
 def _taken(program: RunProgram, extra: Mask, waits: Mask) -> Int64Array:

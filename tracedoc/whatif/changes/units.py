@@ -62,7 +62,7 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
     compute, and in the slow one, when the host launches what needs it.
     """
     layout, joins = program.layout, program.layout.joins
-    transfer, dur, lag = program.transfer.copy(), program.dur.astype(np.int64), program.lag.astype(np.int64)
+    transfer, dur = program.transfer.copy(), program.dur.astype(np.int64)
     ties: list[tuple[int, int, int, bool]] = []
     for part in large.tolist():
         event = int(joins.event[part])
@@ -87,42 +87,11 @@ def _in_pieces(program: RunProgram, large: Index, pieces: int, latency: npt.NDAr
                 ties.append((start, target, max(piece - int(program.dur[start]), 0), False))
             if program.scenario is Scenario.SLOW and layout.point[target] >= 0:
                 ties.append((int(layout.point[target]), target, piece, True))
-        if program.scenario is not Scenario.SLOW:
-            _spread_hooks(program, lag, event, computed[np.append(0, begins)])
         beside = min(begins.size * piece / max(int(done[-1]), 1), 1.0)
         dur[computed] = np.rint(dur[computed] * (1 + program.contention * beside))
     if not ties:
         return program
-    edited = program.edited(transfer=transfer, dur=dur, lag=lag)
-    return edited.tied(*np.array(ties, dtype=np.int64).T)
-
-
-def _spread_hooks(program: RunProgram, lag: npt.NDArray[np.int64], event: int, begins: Index) -> None:
-    """Move the host's time in a unit's hook to where the pieces begin to compute, an equal share to each.
-
-    It is spent for each parameter, in the hook of its unit. That before the first compute stays with it.
-    """
-    layout, extra = program.layout, program.extra
-    first, called = int(layout.point[begins[0]]), int(layout.point[event])
-    hooks, hook_ns = layout.at(Doing.HOOKS)
-    if called == NONE:  # the step before calls it
-        early = extra.source[(extra.target == event) & extra.of_point]
-        if not early.size or first < 0:
-            return
-        called = int(early[0])
-        rank = int(layout.rank_of_event(event))
-        inside = (hooks >= called) & (hooks < layout.point_base[rank + 1])
-        inside |= (hooks >= layout.point_base[rank]) & (hooks <= first)
-    else:
-        inside = (hooks >= called) & (hooks <= first)
-    points = layout.point[begins[1:]]
-    points = points[points >= 0]
-    if not points.size:
-        return
-    moved = np.minimum(hook_ns[inside].astype(np.int64), lag[hooks[inside]])
-    moved = moved * points.size // (points.size + 1)
-    lag[hooks[inside]] -= moved
-    np.add.at(lag, points, int(moved.sum()) // points.size)
+    return program.edited(transfer=transfer, dur=dur).tied(*np.array(ties, dtype=np.int64).T)
 
 
 def _computed_after(program: RunProgram, event: int) -> Index:
