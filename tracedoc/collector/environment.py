@@ -345,7 +345,7 @@ _MEMORY_EVENTS = ("high", "max", "oom", "oom_kill")
 def read_counters() -> Counters:
     """Return the counters of this moment, by dotted name; what the host does not have is left out."""
     found: Counters = {}
-    for read in (_process, _processors, _disk, _pressure, _cgroup, _network, _tcp, _infiniband):
+    for read in (_process, _disk, _pressure, _cgroup, _network, _tcp, _infiniband):
         found |= probe(read) or {}
     return found
 
@@ -384,13 +384,6 @@ def _process() -> Counters:
         "process.voluntary_switches": own.ru_nvcsw,
         "process.involuntary_switches": own.ru_nivcsw,
     }
-
-
-def _processors() -> Counters:
-    """What all processors of the host had of time, and for how much of it they ran nothing."""
-    ticks = [int(word) for word in Path("/proc/stat").read_text().partition("\n")[0].split()[1:9]]
-    tick_us = 1_000_000 // os.sysconf("SC_CLK_TCK")
-    return {"host.cpu_us": sum(ticks) * tick_us, "host.idle_us": sum(ticks[3:5]) * tick_us}
 
 
 def _disk() -> Counters:
