@@ -14,7 +14,7 @@ from tracedoc.timeline.host import optimizer_spans
 from tracedoc.timeline.phases import Phase, Phases
 from tracedoc.trace.columns import Kind
 from tracedoc.trace.distinct import distinct, is_among
-from tracedoc.trace.frameworks import is_zero3_mark
+from tracedoc.trace.frameworks import is_forward_operator, is_zero3_mark
 
 BOOKKEEPING_BYTES = 1 << 20
 """Metrics, flags and pickled objects are smaller; what is larger is part of the training, or a checkpoint,
@@ -173,12 +173,28 @@ def _layer_kinds(
     """Return the kinds whose group adds up activations in the forward pass, as tensor parallelism does."""
     table = timeline.collectives
     adds = table.is_op("all_reduce", "reduce_scatter") & (launched == Phase.FORWARD) & ~sharded
+    adds &= ~_before_layers(timeline)
     splitting = {
         (table.kinds[kind].group, table.kinds[kind].group_name)
         for kind in distinct(table.kind[adds & (table.nbytes >= LAYER_BYTES)]).tolist()
     }
     found = [kind.op in _LAYER_OPS and (kind.group, kind.group_name) in splitting for kind in table.kinds]
     return np.array(found or [False], dtype=bool)
+
+
+def _before_layers(timeline: RankTimeline) -> npt.NDArray[np.bool_]:
+    """Mask of the collectives between a backward pass and the first operator of a layer behind it.
+
+    They are no layer's: a script averages parameters there. None where no such operator is known.
+    """
+    phases, trace = timeline.phases, timeline.trace
+    assert phases is not None
+    asked, edges = phases.asked_ns, np.array(phases.passes, dtype=np.int64).reshape(-1, 2)
+    layers = np.sort(trace.ts_ns[trace.rows_named(is_forward_operator, Kind.CPU_OP)])
+    since = np.append(edges[:, 1], 0)[np.searchsorted(edges[:, 1], asked, side="right") - 1]
+    until = np.append(edges[:, 0], layers.max(initial=0))[np.searchsorted(edges[:, 0], asked)]
+    begun, of_pass, all_begun = (np.searchsorted(layers, ns) for ns in (asked, since, until))
+    return np.asarray((begun == of_pass) & (all_begun > begun))
 
 
 def _wrapper(timeline: RankTimeline) -> Spans:

@@ -97,6 +97,20 @@ def test_sums_of_layers_are_told_from_gradients_by_their_group(tmp_path: Path) -
     assert found["layer_exchange_ms"] == 8.0
 
 
+@pytest.mark.parametrize(("at", "exchanges"), [("20-21", 0), ("4-5", 2)])
+def test_what_is_sent_before_the_first_layer_is_none_of_it(tmp_path: Path, at: str, exchanges: int) -> None:
+    found = facts(
+        tmp_path,
+        f"""
+        host       {at}    name=aten::linear
+        backward   50-90
+        compute    0-10  14-60  64-100
+        allreduce  10-14  1MiB  60-64  1MiB
+        """,
+    )
+    assert found.get("layer_exchanges_per_step", 0) == exchanges
+
+
 def test_half_of_what_goes_by_bytes_is_saved_of_fp32_gradients(tmp_path: Path) -> None:
     found = facts(
         tmp_path,
